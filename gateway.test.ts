@@ -9547,11 +9547,11 @@ test('--check describes what each token may do, and reveals nothing of its secre
     ...[`The configuration is valid. It was read from: the file ${file}.`, 'backend http://backend:1/p', 'tokens 6'],
     'warning: the token "home" has expired',
     `  home | may call send, GET /v1/groups/:number | presented as path | sends from ${FROM} | sends to ${TO}, group.* | rate 30/1m | from 10.0.0.0/8 | expires 2020-01-01T23:59:59.999Z (it has expired)`,
-    `  plain | may call send, info | presented as bearer, basic, body | sends from any account | sends to anybody | ${open} | expires never`,
-    `  hook | may call send, info | presented as bearer, basic, body | sends from any account | sends to anybody | ${open} | webhooks become sends, with the message from a template; by default with number ${FROM}, recipients ${TO} and ${GROUP}, text_mode styled | expires never`,
-    `  other | may call send, info | presented as bearer, basic, body | sends from ${FROM} | sends to anybody | ${open} | webhooks become sends, with the message from a template | expires never`,
+    `  plain | may call send, info | presented as bearer, basic, body | sends from any account | sends to anyone | ${open} | expires never`,
+    `  hook | may call send, info | presented as bearer, basic, body | sends from any account | sends to anyone | ${open} | webhooks become sends, with the message from a template; by default with number ${FROM}, recipients ${TO} and ${GROUP}, text_mode styled | expires never`,
+    `  other | may call send, info | presented as bearer, basic, body | sends from ${FROM} | sends to anyone | ${open} | webhooks become sends, with the message from a template | expires never`,
     `  barred | may call send, info | presented as bearer, basic, body | sends from ${FROM} | sends to ${TO} | ${open} | webhooks become sends; by default with number ${FROM}, recipients ${TO} and ${STRANGER}; warning: they will be refused: This token may not send to one of these recipients: a phone number that is not on its list. | expires never`,
-    `  reader | may call info | presented as bearer, basic, body | sends from any account | sends to anybody | ${open} | webhooks become sends; by default with number ${FROM}, recipients ${TO}; warning: they will be refused: This token may not use this endpoint; the word "send" in its "allow" opens it. | expires never`,
+    `  reader | may call info | presented as bearer, basic, body | sends from any account | sends to anyone | ${open} | webhooks become sends; by default with number ${FROM}, recipients ${TO}; warning: they will be refused: This token may not use this endpoint; the word "send" in its "allow" opens it. | expires never`,
     '',
   ]);
 });

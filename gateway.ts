@@ -2803,7 +2803,7 @@ function anyNamesSomebody(pieces: readonly string[], { message: template }: Toke
 
 /** The fields of an HTML form or of a query. @throws {Problem} bad_json for what would be lost, cut off or garbled. */
 function readPairs(form: string, token: Token) {
-  // URLSearchParams of Node garbles the letters beyond ASCII beside a "%" that begins no escape.
+  // URLSearchParams of Node garbles non-ASCII letters next to a "%" that does not begin an escape.
   const pairs = form.replace(/%(?![0-9a-f]{2})/gi, '%25').split('&').filter((pair) => pair.trim() !== '');
   // Encoders always write the "=", and never a space. A pair without a name is the rest of a value:
   // "message=Tom & Jerry".
@@ -3296,7 +3296,7 @@ const AFTER_BARE = pairTable(/[^0-9a-z.E+-]/);
 
 /**
  * The keys that matter: `send` in a send as posted, `all` in any other body, `none` where only the syntax is checked.
- * `all` lacks `send_at`: another route or a send that the gateway made has no such field.
+ * `all` lacks `send_at`: other routes, and sends that the gateway made, have no such field.
  */
 const SEND_KEYS = new Set(Object.keys(KEY_ROLES));
 const KEYS = { send: SEND_KEYS, all: new Set([...SEND_KEYS].filter((key) => key !== 'send_at')), none: new Set() };
@@ -3414,7 +3414,7 @@ class BodyScan {
   /** @param i where in the chunk the mistake is; the message counts from the beginning of the document. */
   #fail(i: number, mistake: string): never {
     const atByte = this.#offset + i;
-    // A byte order mark, in UTF-8 or UTF-16, or the NUL beside an ASCII character in UTF-16. None can begin an object.
+    // A byte order mark, in UTF-8 or UTF-16, or the NUL next to an ASCII character in UTF-16. None can begin an object.
     const isEncoded = atByte < 2 && [0, 0xef, 0xfe, 0xff].includes(this.#chunk?.[i] ?? 1);
     const why = isEncoded ? 'save it as UTF-8, without a byte order mark' : mistake;
     const detail = `The body is not a JSON object: ${why}, at byte ${atByte}.`;
@@ -3455,8 +3455,8 @@ class BodyScan {
 
   #cut(end: number) {
     const length = this.#offset + end - this.#heldFrom;
-    // The backend may have been told the length, and then it must stay true. White space is allowed wherever a member
-    // may stand.
+    // The backend may already have the length, which must then stay true. White space is allowed wherever a member may
+    // stand.
     if (this.keepLength) this.#out.push(Buffer.alloc(length, ' '));
     else this.cutBytes += length;
     this.#held = undefined;
@@ -3474,7 +3474,7 @@ class BodyScan {
     return i + 1;
   }
 
-  /** The first byte of a value says its type. The document's value must be an object. */
+  /** The first byte of a value shows its type. The document's value must be an object. */
   #readValue(i: number, char: string) {
     const { depth, key, close } = this.#scope;
     if (depth === 0 && char !== '{') this.#fail(i, 'it must begin with "{"');
@@ -3639,7 +3639,8 @@ class BodyScan {
 
   /** Notes a key that matters. Passes on the held bytes, unless the key is `auth`. */
   #endKey(name: string) {
-    // Go's encoding/json folds case so: besides capitals, only the long s and the Kelvin sign become ASCII letters.
+    // Go's encoding/json folds case like this: apart from capitals, only the long s and the Kelvin sign become ASCII
+    // letters.
     const key = name.replaceAll('\u017f', 's').toLowerCase() as BodyKey;
     // `base64_thumbnail` counts only in the object of `link_preview`. At the top level, the outer scope has no key.
     const within = key === 'base64_thumbnail' ? 'link_preview' : undefined;
@@ -3689,7 +3690,7 @@ function wholeCharacters(bytes: Buffer) {
 }
 
 /**
- * Checks the type of a value by its first byte. Returns what is wrong, or undefined. Of the keys that matter, only
+ * Checks the type of a value by its first byte. Returns what is wrong, or undefined. Among the keys that matter, only
  * `link_preview` can hold an object.
  */
 function wrongType(key: BodyKey, inList: boolean, char: string) {
@@ -3740,7 +3741,8 @@ const NOT_TO_BACKEND = new Set([
   ...placesOf('header '),
   // The gateway sets these itself, has obeyed them (`expect`), or gives the same information in its X-Forwarded-For.
   ...'host expect forwarded x-real-ip x-request-id content-length accept-encoding'.split(' '),
-  // Browsers and proxies copy the URL, which may hold a token, into the first four. Cookies belong to other programs.
+  // Browsers and proxies copy the URL, which may contain a token, into the first four. Cookies belong to other
+  // programs.
   ...'referer x-rewrite-url x-envoy-original-path x-replaced-path cookie'.split(' '),
 ]);
 
@@ -4637,7 +4639,7 @@ async function endResponse({ core, req, res, rest, stage, token, rules, bytesIn 
     await dropRest(core, req, (token ? rules['limits.body'] : HEAD_LIMIT_BYTES) - bytesIn);
     res.end();
   } else {
-    req.resume(); // on Bun, a body that nobody reads would keep the connection from its next request
+    req.resume(); // on Bun, an unread body would keep the connection from its next request
     res.end(rest);
   }
   // The time-out of an idle connection restarts with each byte that the client sends.
@@ -4802,7 +4804,7 @@ function logInternalError(core: Core, error: unknown, requestId?: string) {
 
 /** Logs a warning, at most once a minute. For warnings that an unauthenticated client can trigger. */
 function warnRarely(core: Core, message: string, fields: object) {
-  // Shares the limiter of the tokens' rates. No token has a name with a space, so that the keys cannot collide.
+  // Shares the limiter of the tokens' rates. No token's name contains a space, so the keys cannot collide.
   const waitMs = core.rateLimiter.take(`warning: ${message}`, WARNING_RATE, core.now());
   if (waitMs === 0) core.log('warn', message, fields);
 }
@@ -4877,7 +4879,7 @@ function embeddedSettings(config: GatewayConfig, options: GatewayOptions = {}) {
   return readSettings(sources);
 }
 
-/** Matches, in JSON.stringify's form, a secret that is no digest, or a password in the backend's URL. */
+/** Matches, in JSON.stringify's form, a secret that is not a digest, or a password in the backend's URL. */
 const PLAIN_SECRET = /"secret":"(?!sha256:)|"url":"[^"/]*\/\/[^"/]*@/i;
 
 /**
@@ -5083,7 +5085,7 @@ function makeRules(settings: Settings) {
 // #endregion
 
 // #region READERS
-// One function for each kind of value. It throws a UsageError that says what is wrong; the caller adds the place. No
+// One function for each kind of value. It throws a UsageError with the mistake, and the caller adds the place. No
 // message shows 16 characters or more of a value: it may be a secret in the wrong place.
 
 /** Returns what `run` returns. If `run` throws, `explain` gives the message: the error's own may quote a secret. */
@@ -5319,7 +5321,7 @@ type Backend = ReturnType<typeof readBackend>;
 /** For messages: the backend's URL in a usual compose file. */
 const EXAMPLE_URL = 'http://signal-api:8080';
 
-/** Reads the backend's URL. No message shows it: it may hold a password. */
+/** Reads the backend's URL. No message shows it, because it may contain a password. */
 function readBackend(value: unknown) {
   const url = typeof value === 'string' && URL.canParse(value) ? new URL(value) : undefined;
   const isUsable = url !== undefined && /^https?:$/.test(url.protocol) && !url.search && !url.hash;
@@ -5735,7 +5737,7 @@ async function runCommand(args: string[], env: NodeJS.ProcessEnv, stdin: () => B
   await gateway.listen();
   // The last resort: no client may crash the process, whatever throws. Only from here on, because a taken port should
   // end it.
-  // UNTIL Bun reports a rejection as an uncaughtException too: on Bun 1.4.5 it needs a listener of its own.
+  // UNTIL Bun reports a rejection as an uncaughtException too: on Bun 1.4.5 it needs its own listener.
   for (const event of ['uncaughtException', 'unhandledRejection']) {
     process.on(event, (error) => logInternalError(gateway.core, error));
   }
@@ -5827,7 +5829,9 @@ function makeToken(name?: string) {
   return `secret  ${secret}\ndigest  ${digest}${row}`;
 }
 
-/** Hashes a line of standard input. As an argument, a secret would be in the shell's history and the process list. */
+/**
+ * Hashes a line of standard input. As an argument, a secret would appear in the shell's history and the process list.
+ */
 function hashSecret(line: string) {
   return attempt(() => `sha256:${readSecret(line.replace(/\r?\n$/, '')).digest}`, ({ message }) => `stdin: ${message}`);
 }
@@ -5853,7 +5857,7 @@ function describeToken(token: Token) {
     'may call': words(token.allow.written),
     'presented': token.digest && `as ${words(token.methods)}`,
     'sends from': words(token.senders) || 'any account',
-    'sends to': words(token.recipients) || 'anybody',
+    'sends to': words(token.recipients) || 'anyone',
     'rate': token.rate?.written ?? 'no limit',
     'from': words(token.clients?.written) || 'any address',
     'webhooks': makesSends(token) && describeSends(token),
@@ -5953,7 +5957,7 @@ const ASK_HINTS: Hints = [
 /**
  * Asks the backend for its version and logs it: a wrong address should be noticed when the gateway starts, not when the
  * first alert is lost. Nothing else depends on the version. The request carries no userinfo, so if `backend.url` has
- * one, 401 is a good response. If the request arrives at this gateway itself, its id says so.
+ * one, 401 is a good response. If the request arrives at this gateway itself, its id shows that.
  *
  * After a boot the backend often starts later. Without an answer it is asked again, until it has answered this or a
  * client's request, or a reload names another backend. Only the first failure and the success are logged.
@@ -6058,14 +6062,14 @@ function reloadOnChange(gateway: RunningGateway, load: () => Settings) {
   });
 }
 
-/** Whether this file was started, not imported. */
+/** Whether this file is run, not imported. */
 function isEntryPoint() {
   if (import.meta.main !== undefined) return import.meta.main;
   // UNTIL Node 22.18 is the oldest: earlier ones have no import.meta.main, so argv[1] is compared. It may lack the
   // suffix, and is a link where the package is installed.
   try {
     return createRequire(import.meta.url).resolve(process.argv[1] ?? '') === fileURLToPath(import.meta.url);
-  } catch { // argv[1] is no script
+  } catch { // argv[1] is not a script
     return false;
   }
 }
