@@ -838,11 +838,6 @@ const SEND_ROUTE = ROUTES.find(({ template }) => template === '/v2/send')!;
 /** The gateway's own metrics. Only the word `metrics` or the pattern `GET /metrics` opens them. */
 const METRICS_ROUTE = ROUTES.find(({ group }) => group === 'metrics')!;
 
-/** Whether a request is a send by GET. No group and no wildcard allows one: following a link would send a message. */
-function isSendByGet(method: string, route: Route | undefined) {
-  return method === 'GET' && route === SEND_ROUTE;
-}
-
 /**
  * The first two segments of every setup route, or the first of swagger. A route that a newer backend adds below one of
  * them also counts as setup.
@@ -1848,8 +1843,9 @@ function parseTarget(method: string, raw: string) {
   if (authSegment !== undefined && segments.shift() !== authSegment) {
     throw badTarget('the "@auth=" segment must come first');
   }
+  const isSendByGet = method === 'GET' && partsMatch(SEND_ROUTE.parts, segments);
   const route = ROUTES.find((candidate) =>
-    (candidate.method === method || isSendByGet(method, candidate)) && partsMatch(candidate.parts, segments)
+    (candidate.method === method || isSendByGet) && partsMatch(candidate.parts, segments)
   );
   for (const [i, segment] of segments.entries()) {
     const mistake = mistakeInSegment(segment, route?.parts[i]);
@@ -1861,9 +1857,11 @@ function parseTarget(method: string, raw: string) {
     segments,
     /** Undefined if the backend has no such route. */
     route,
+    /** No group and no wildcard allows a send by GET, because following a link would send a message. */
+    isSendByGet,
     /** The secret in its `@auth` segment. */
     pathSecret: authSegment?.slice('@auth='.length),
-    ...parseQuery(query, isSendByGet(method, route)),
+    ...parseQuery(query, isSendByGet),
   } as const;
 }
 
@@ -2211,7 +2209,7 @@ function findGrant(token: Token, target: Target) {
   const { groups, patterns, written } = token.allow;
   const { segments, route } = target;
   // Only its own pattern opens a send by GET, because `GET *` is meant to allow reads. The same holds for the metrics.
-  if (isSendByGet(target.method, route)) {
+  if (target.isSendByGet) {
     return makesSends(token) && written.includes('GET /v2/send') ? 'named' : undefined;
   }
   if (route === METRICS_ROUTE) return groups.has('metrics') || groups.has('GET /metrics') ? 'named' : undefined;
@@ -2233,10 +2231,9 @@ function findGrant(token: Token, target: Target) {
 const SEND_BY_GET = ' To send by GET, a token needs "GET /v2/send" in its "allow", and "defaults" or "message".';
 
 /** The problem for a target that is not on an allowlist. Setup comes first, so that it does not reveal its routes. */
-function refusalOfRoute(allow: Allow, { method, route, segments }: Target) {
+function refusalOfRoute(allow: Allow, { method, route, segments, isSendByGet }: Target) {
   if (SETUP_PREFIXES.has(prefixOf(segments)) && !allow.groups.has('setup')) return new Problem('setup_blocked');
-  const isByGet = isSendByGet(method, route);
-  if (route && !isByGet) {
+  if (route && !isSendByGet) {
     return withDetail(
       'endpoint_not_allowed',
       `This token may not use this endpoint; the word "${route.group}" in its "allow" opens it.`,
@@ -2245,7 +2242,7 @@ function refusalOfRoute(allow: Allow, { method, route, segments }: Target) {
   const routes = ROUTES.filter(({ parts }) => partsMatch(parts, segments));
   if (routes.length === 0) return new Problem('unknown_endpoint');
   const methods = [...new Set(routes.map(({ method }) => method))];
-  const detail = `This endpoint accepts ${methods.join(', ')}, but not ${method}.${isByGet ? SEND_BY_GET : ''}`;
+  const detail = `This endpoint accepts ${methods.join(', ')}, but not ${method}.${isSendByGet ? SEND_BY_GET : ''}`;
   return new Problem('method_not_allowed', undefined, { detail, allow: methods });
 }
 
