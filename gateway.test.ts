@@ -7056,8 +7056,8 @@ test('a connection to the backend that is not established, TLS included, is 502:
 });
 
 section('RELAY'); // ───────────────────────────────────────────────────────────────────────────────
-// Node 26 would put such a connection back into its pool, and what follows a response that no honest backend sends could
-// be read as the next one.
+// Node 26 would put such a connection back into its pool, and what follows a response that no honest backend sends
+// could be read as the next one.
 test('the connection of a response that is refused is not used again', async (t) => {
   const backend = await startBackend(t, (req, res) => {
     req.resume().on('end', () => res.writeHead(302, { 'Location': '/', 'Content-Length': 2 }).end('hi'));
