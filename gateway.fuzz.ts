@@ -45,18 +45,18 @@ const { createGateway, FORMS: ownForms } = await import(FILE.href) as typeof imp
 
 /** What must hold in every world. A find names one of these by number. */
 export const INVARIANTS = {
-  1: 'The bytes of a request travel on one connection, are a prefix of what was sent, and are acted on once at most.',
-  2: 'What is told is true: 201 was acted on, and a refusal or "nothing was sent" was not.',
-  3: 'No request goes beyond the rules that its token had when the request came; what these allow is not refused, and ' +
+  1: 'The bytes of a request travel on one connection, are a prefix of what was sent, and are acted on at most once.',
+  2: 'Responses are true: a 201 was acted on, and a refusal or "nothing was sent" was not.',
+  3: 'No request exceeds the rules that its token had when it arrived; what these allow is not refused, and ' +
     'one token is served in its order.',
-  4: 'Each request gets one response at most, in order and its own; who stays and was acted on, or is honest, gets one.',
+  4: 'Each request gets at most one response, its own and in order; a client that stays gets one if honest or acted on.',
   5: 'An honest client is served in time; backend_unreachable needs an outage of backend.wait in the request.',
-  6: 'At the end as many sends as there are slots run at once, nothing is left over, and close() is quick.',
+  6: 'At the end as many sends run at once as there are slots, nothing is left, and close() is quick.',
   7: 'No uncaught error, no internal error; one log line for each request, with the status that the client got.',
   8: 'No secret from one of the five places reaches the backend or the log.',
   9: 'The rules decide as their model does: client, credential, token, page, endpoint, rate, lists.',
-  10: 'A process stays alive whatever is written to it, writes nothing to standard error, and ends with 0 on SIGTERM.',
-  11: 'A message goes to the recipient that was wanted, as the text that was meant, or is refused with a 4xx.',
+  10: 'A process survives whatever is written to it, writes nothing to standard error, and exits with 0 on SIGTERM.',
+  11: 'A message goes to the intended recipient, with the intended text, or is refused with a 4xx.',
 } as const;
 type Invariant = keyof typeof INVARIANTS;
 
@@ -544,12 +544,12 @@ class Play {
   }
 
   #readLine(text: string): void {
-    if (SECRET_PATTERN.test(text)) this.find(8, `the log holds a secret: ${text.slice(0, 200)}`);
+    if (SECRET_PATTERN.test(text)) this.find(8, `the log contains a secret: ${text.slice(0, 200)}`);
     try {
       const line: Line = JSON.parse(text);
       this.lines.push(line);
     } catch {
-      this.find(7, `a log line is no JSON: ${text.slice(0, 100)}`);
+      this.find(7, `a log line is not JSON: ${text.slice(0, 100)}`);
     }
   }
 }
@@ -604,7 +604,7 @@ export async function playWorld(world: World, isLoud = false): Promise<Find[]> {
     const actors = world.actors.map((actor) => runActor(play, actor));
     const closing = setTimeout(() => play.closing = play.close(), world.closeMs ?? 1e9);
     const limitMs = 6 * world.timeoutMs + 4 * world.waitMs + 8000;
-    if (await isLate(Promise.all(actors), limitMs)) play.find(4, 'an actor never came to its end', true);
+    if (await isLate(Promise.all(actors), limitMs)) play.find(4, 'an actor never finished', true);
     clearTimeout(closing);
     await play.standIn.calm();
     if (play.closing === undefined) await checkSlots(play);
@@ -872,7 +872,7 @@ abstract class MessageReader {
     const text = this.#rest.toString('latin1', 0, 24);
     const [line, before, size] = /^(\r\n)?([0-9a-f]{1,8})\r\n/i.exec(text) ?? [];
     const isWrong = line === undefined ? text.length > 20 || /\S\r\n/.test(text) : (before ?? '') !== this.#beforeSize;
-    if (isWrong) return this.fail('this is no length of a chunk');
+    if (isWrong) return this.fail('this is not the length of a chunk');
     const bytes = parseInt(size ?? '1', 16);
     const last = line + '\r\n';
     if (line === undefined || (bytes === 0 && text.length < last.length)) return false;
@@ -957,7 +957,7 @@ class BackendReader extends MessageReader {
     const [base = ''] = /^\/moved(?=\/)/.exec(target) ?? [];
     const path = target.slice(base.length);
     const bases = play.inForce('ms', asked?.startedMs ?? 0, performance.now()).map((version) => version.base);
-    if (!bases.includes(base)) this.#find(1, `a request comes to ${target}, and no rules of its time name that path`);
+    if (!bases.includes(base)) this.#find(1, `a request arrives at ${target}, a path in no rules of its time`);
     if (mark === '' && path === '/v1/about' && play.isProcess) { // its query, once at start
       return void this.#peer.socket.write(
         'HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}',
@@ -993,7 +993,7 @@ class BackendReader extends MessageReader {
     const { asked, body: { length: fromByte } } = arrival;
     arrival.body = Buffer.concat([arrival.body, part]);
     if (asked?.expected && !asked.expected.subarray(fromByte, fromByte + part.length).equals(part)) {
-      this.#find(1, 'the body that the backend gets is no prefix of what was sent');
+      this.#find(1, 'the body that the backend gets is not a prefix of what was sent');
     }
     if (!part.includes('}') || arrival.hasActed || !isSend(arrival)) return;
     const text = firstObject(arrival.body.toString());
@@ -1002,7 +1002,7 @@ class BackendReader extends MessageReader {
 
   onWhole(): void {
     const arrival = this.#arrival!;
-    if (isSend(arrival) && !arrival.hasActed) this.#find(1, 'a whole send is no JSON object');
+    if (isSend(arrival) && !arrival.hasActed) this.#find(1, 'a complete send is not a JSON object');
     this.#arrival = undefined;
   }
 
@@ -1023,7 +1023,7 @@ class BackendReader extends MessageReader {
     try {
       document = JSON.parse(text);
     } catch {
-      return this.#find(1, 'a send is no JSON');
+      return this.#find(1, 'a send is not JSON');
     }
     const { senders, recipients } = (TOKENS[asked.actor?.token ?? 'free'] ?? {}) as Partial<typeof LISTS>;
     const keys = topKeys(text);
@@ -1212,7 +1212,7 @@ class Wire extends MessageReader {
   }
 
   onMistake(what: string): void {
-    this.play.find(4, `a client got bytes that are no response: ${what} (${this.asked[this.#next]?.mark})`);
+    this.play.find(4, `a client got bytes that are not a response: ${what} (${this.asked[this.#next]?.mark})`);
     this.socket.destroy();
   }
 
@@ -1382,9 +1382,9 @@ async function holdSocket(play: Play, wire: Wire, asked: Asked): Promise<void> {
   const absentMs = (kind: Absence['kind']): number => play.standIn.absentMs(kind, asked.startedMs, performance.now());
   const isSlow = absentMs('away') + absentMs('hung') + absentMs('slow') > 0;
   const isCut = wire.tunnel.length < echo.length && asked.step.keptMs! >= 800;
-  if (isOpen && isCut && !wire.isLast && !isSlow) play.find(4, `a WebSocket keeps bytes back (${asked.mark})`, true);
+  if (isOpen && isCut && !wire.isLast && !isSlow) play.find(4, `a WebSocket withholds bytes (${asked.mark})`, true);
   if (!isOpen || asked.step.leave || asked.step.answer[0] === 'switching' || play.closing !== undefined) return;
-  if (!wire.isLast && isStale()) play.find(3, `a WebSocket stays open that is refused (${asked.mark})`);
+  if (!wire.isLast && isStale()) play.find(3, `a refused WebSocket stays open (${asked.mark})`);
   const isRefused = play.verdicts(asked, 'loopMs', asked.startedLoopMs, loopMs).includes(true);
   if (wire.isLast && !isRefused && absentMs('away') === 0) play.find(4, `a WebSocket is closed (${asked.mark})`, true);
 }
@@ -1424,7 +1424,7 @@ async function exchange(play: Play, wire: Wire, asked: Asked[]): Promise<void> {
   const limitMs = (2 * asked.length + 1) * timeoutMs + (asked.length + 1) * waitMs + stallMs + 2000;
   const isDone = await until(() => wire.isDone(asked), limitMs);
   for (const each of asked) {
-    if (!isDone && each.stays && !each.response) play.find(4, `a client waits for ever (${each.mark})`, true);
+    if (!isDone && each.stays && !each.response) play.find(4, `a client waits forever (${each.mark})`, true);
     end(each);
   }
 }
@@ -1442,7 +1442,7 @@ async function reload(play: Play, { steps }: Actor): Promise<void> {
     }
     try {
       play.gateway.reload(isWrong ? { ...play.config(), tokens: {} } : play.config(parallel));
-      if (isWrong) play.find(7, 'a reload without tokens is taken');
+      if (isWrong) play.find(7, 'a reload without tokens is accepted');
     } catch (error) {
       if (!isWrong) throw error;
     }
@@ -1484,18 +1484,18 @@ function checkRequests(play: Play): void {
     if (isComplete && !isOwn) {
       find(4, `a response is neither the backend's nor a refusal: ${status} ${body.subarray(0, 80)}`);
     }
-    if (status === 201 && acts === 0) find(2, 'a client was told 201, and nothing was done');
+    if (status === 201 && acts === 0) find(2, 'a client got 201, and nothing was done');
     // A handshake may be over when the shutdown starts.
     const isOpen = code === undefined || OPEN_CODES.includes(code) || (route === 'socket' && code === 'shutting_down');
-    if (!isOpen && acts > 0) find(2, `a client was told ${code}, and the backend has acted`);
+    if (!isOpen && acts > 0) find(2, `a client got ${code}, and the backend has acted`);
     // No clock is needed to know that this answers another client's bytes. They may belong to another world played at
     // the same time, because on Deno all connections of a process share parsers.
-    if (code === 'bad_request' && isHonest) find(4, 'an honest client was told bad_request');
+    if (code === 'bad_request' && isHonest) find(4, 'an honest client got bad_request');
     const isRead = stays && play.closing === undefined && (isHonest || kind === 'declined');
-    if (isRead && !isComplete && status !== 101) find(4, 'a response is cut', true);
-    if (code === 'internal_error') find(7, 'a client was told internal_error');
+    if (isRead && !isComplete && status !== 101) find(4, 'a response is truncated', true);
+    if (code === 'internal_error') find(7, 'a client got internal_error');
     const isTrue = body.toString() === asked.answeredBody && kind !== 'cut';
-    if (isComplete && isRelayed && !isTrue) find(2, 'an answer looks whole and is not what the backend said');
+    if (isComplete && isRelayed && !isTrue) find(2, 'a response looks complete and differs from that of the backend');
     if (route === 'send' || route === 'about') checkTime(play, asked, code);
     if (actor && ['guest', 'hanger'].includes(actor.kind)) checkRefusal(play, asked, code);
   }
@@ -1506,7 +1506,7 @@ function checkRefusal(play: Play, asked: Asked, code = ''): void {
   if (!/^(?:unauthorized|too_many_failures|(?:endpoint|sender|recipient)_not_allowed)$/.test(code)) return;
   const readMs = asked.step.pauses ? 350 : 150;
   const verdicts = play.verdicts(asked, 'loopMs', asked.startedLoopMs, asked.startedLoopMs + readMs);
-  if (!verdicts.includes(true)) play.find(3, `a client was told ${code} against all rules of its time (${asked.mark})`);
+  if (!verdicts.includes(true)) play.find(3, `a client got ${code} against all rules of its time (${asked.mark})`);
 }
 
 /** Invariant 5, for one request. */
@@ -1528,13 +1528,13 @@ function checkTime(play: Play, asked: Asked, code: string | undefined): void {
   const slotsMs = has('hanger') ? 2 * world.slotMs + keepsMs : 0;
   const waitedMs = world.waitMs + slotsMs + slowMs + 300;
   const isLate = isAway && !pauses && !joined && !deafMs && lifeMs > waitedMs;
-  if (isLate) find('backend_unreachable is told after', lifeMs, waitedMs);
+  if (isLate) find('backend_unreachable is returned after', lifeMs, waitedMs);
   if (!stays || actor === undefined || !HONEST.includes(actor.kind) || play.closing !== undefined) return;
   const boundMs = Math.max(slotsMs, 2 * world.slotMs) + awayMs + slowMs + 600;
   if (lifeMs > boundMs) find('an honest client waited', lifeMs, boundMs);
   const isServed = response!.status < 300;
   const mayFail = awayMs > 0 || isAway || boundMs >= world.timeoutMs;
-  if (!isServed && !mayFail) play.find(5, `an honest client was told ${response!.status} ${code} (${mark})`);
+  if (!isServed && !mayFail) play.find(5, `an honest client got ${response!.status} ${code} (${mark})`);
 }
 
 /** Invariants 7: the log lines. */
@@ -1546,7 +1546,7 @@ function checkLog(play: Play): void {
     if (isUploads) play.find(3, 'of several uploads, one after the other, one is refused');
     if (line.message === 'internal error') play.find(7, `internal error: ${line.stack}`);
     if (isOfGate(line)) {
-      // Each address has a gate of its own.
+      // Each address has its own gate.
       const isOne = play.versions.every(({ base }) => base === '');
       if (shuts(line) === isShut && isOne) play.find(7, `two lines of an outage do not alternate: ${line.message}`);
       isShut = shuts(line);
@@ -1562,7 +1562,7 @@ function checkLog(play: Play): void {
     const isUnparsed = ['bad_request', 'request_timeout', 'too_many_headers'].includes(codeOf(response) ?? '');
     if (!line && !isUnparsed) play.find(7, `a request has no log line: ${response.status} (${mark})`);
     if (line && line.status !== response.status && !BROKEN.includes(step.answer[0]) && !step.deafMs) {
-      play.find(7, `the log says ${line.status}, and the client got ${response.status} (${mark})`);
+      play.find(7, `the log has ${line.status}, and the client got ${response.status} (${mark})`);
     }
   }
 }
@@ -1800,7 +1800,7 @@ class House {
       const line: Line = JSON.parse(text);
       if (line.message === 'listening') this.play.port = Number(new URL(String(line.listen)).port);
       if (line.message === 'internal error') this.play.find(7, `internal error: ${text}`);
-      if (SECRET_PATTERN.test(text)) this.play.find(8, `the log holds a secret: ${text}`);
+      if (SECRET_PATTERN.test(text)) this.play.find(8, `the log contains a secret: ${text}`);
       if (line.message === 'request') this.lines.set(String(line.requestId), line);
     }
   }
@@ -1809,14 +1809,14 @@ class House {
   takeFinds(): Find[] {
     const { play } = this;
     if (this.#errors !== '') play.find(10, `a process writes to standard error: ${this.#errors.slice(0, 2000)}`);
-    if (this.isOver) play.find(10, `a process ends with ${this.#child.exitCode} ${this.#child.signalCode}`);
+    if (this.isOver) play.find(10, `a process exits with ${this.#child.exitCode} ${this.#child.signalCode}`);
     this.#errors = '';
     // The lines of earlier worlds are kept, because the backend may act on a request after its client was refused.
     for (const [id, { code, status }] of this.lines) {
       const acts = play.standIn.acted.get(id) ?? 0;
       const isTold = typeof code === 'string' && Number(status) < 499 && !OPEN_CODES.includes(code);
-      if (isTold && acts > 0) play.find(2, `a client was told ${code}, and the backend has acted (${id})`);
-      if (status === 201 && acts === 0) play.find(2, `a client was told 201, and nothing was done (${id})`);
+      if (isTold && acts > 0) play.find(2, `a client got ${code}, and the backend has acted (${id})`);
+      if (status === 201 && acts === 0) play.find(2, `a client got 201, and nothing was done (${id})`);
     }
     if (this.lines.size > 5000) this.lines.clear();
     return play.finds.splice(0);
@@ -1826,8 +1826,8 @@ class House {
   async close(): Promise<void> {
     if (!this.isOver) {
       process.kill(this.#child.pid!, 'SIGTERM'); // after a child.kill, Deno 2.9 reports no exit code
-      if (await isLate(this.#ended, 12_000)) this.play.find(10, 'a process does not end on SIGTERM');
-      else if (this.#child.exitCode !== 0) this.play.find(10, `a process ends with ${this.#child.exitCode} on SIGTERM`);
+      if (await isLate(this.#ended, 12_000)) this.play.find(10, 'a process does not exit on SIGTERM');
+      else if (this.#child.exitCode !== 0) this.play.find(10, `a process exits ${this.#child.exitCode} on SIGTERM`);
     }
     this.#child.kill('SIGKILL');
     await this.#ended;
@@ -1974,7 +1974,7 @@ class Desk {
   }
 
   #readLine(line: string): void {
-    if (SECRET_PATTERN.test(line)) this.find(8, 'the log holds a secret', line);
+    if (SECRET_PATTERN.test(line)) this.find(8, 'the log contains a secret', line);
     if (JSON.parse(line).message === 'internal error') this.find(7, 'internal error', line);
   }
 
@@ -2347,7 +2347,7 @@ async function playRules({ parts }: RuleWorld): Promise<Find[]> {
     const about = { told, codes, ...letter, ...each };
     came(`verdict ${codes[0] ?? 'served'}`);
     if (codes.length === 0 && told.status !== 201) desk.find(9, 'what the rules allow is refused', about);
-    if (codes.length > 0 && !codes.includes(told.code!)) desk.find(9, 'what the rules refuse is told otherwise', about);
+    if (codes.length > 0 && !codes.includes(told.code!)) desk.find(9, 'a refusal has another code', about);
     if (codes.length > 0 && seen.length > 0) desk.find(9, 'what the rules refuse reaches the backend', about);
     if (seen.length !== (told.status === 201 ? 1 : 0)) desk.find(2, `${seen.length} requests arrived`, about);
     if (retryAfterS !== undefined && told.retryAfter !== String(retryAfterS)) {
@@ -2355,7 +2355,7 @@ async function playRules({ parts }: RuleWorld): Promise<Find[]> {
     }
     for (const { url, headers, body } of seen) {
       if (SECRET_PATTERN.test(`${url} ${headers} ${body}`)) desk.find(8, 'the backend got a secret', about);
-      if (!url.startsWith('/base/v')) desk.find(9, `the backend is asked for ${url}`, about);
+      if (!url.startsWith('/base/v')) desk.find(9, `the backend gets a request for ${url}`, about);
       const own = headers.filter((_, j) => headers[j - 1]?.toLowerCase() === 'authorization');
       if (own.join() !== `Basic ${btoa('user:word')}`) desk.find(9, `the backend got ${own} for its own Basic`, about);
     }

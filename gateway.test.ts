@@ -1120,7 +1120,7 @@ function parseRow(text: string, each: Row = { headers: [], got: [], log: [], ans
 /** Fields with one added, or with another value for one. */
 const put = (fields: Pair[], added: Pair): Pair[] => [...fields.filter(([name]) => name !== added[0]), added];
 
-/** The bytes of a text in UTF-8; \xHH is a byte of its own. */
+/** The bytes of a text in UTF-8; \xHH is a single byte. */
 function unescaped(text: string): Buffer {
   const plain = (part: string): string => part.replace(/\\(?:u\w{4}|[rnt\\])/g, (escape) => JSON.parse(`"${escape}"`));
   const parts = text.split(/\\x([0-9a-f]{2})/i);
@@ -1481,7 +1481,7 @@ function openHalf(t: TestContext, { port }: Address, bytes: string): net.Socket 
 
 const REFUSED = 'GET /v1/about HTTP/1.1\r\nHost: g\r\nAuthorization: Bearer x\r\n\r\n';
 const TELLS_FULL_BUFFERS = {
-  skip: !isNode && 'Deno fills its buffers slowly, and Bun does not tell when they are full',
+  skip: !isNode && 'Deno fills its buffers slowly, and Bun does not report when they are full',
 };
 /** Makes a request that is refused, on a connection whose buffers have no room for the response. */
 async function fillBuffers(t: TestContext, gateway: Gateway) {
@@ -1782,7 +1782,7 @@ test('after a response that makes node:http close, to HTTP/1.0 or to a client th
   }
 });
 
-test('a connection is kept if its client asks for it, and the response says so: a refusal, one of its own or a relayed one', async (t) => {
+test('a connection is kept if its client asks for it, with the matching header in refusals, responses of the gateway and relayed ones', async (t) => {
   const { gateway } = await startBoth(t);
   const wrong = ABOUT.replace(SECRET, OTHER);
   for (const [request, status] of [[HEALTH, 200], [ABOUT, 200], [wrong, 401]] as const) {
@@ -2183,7 +2183,7 @@ test('the gateway speaks TLS, and a reload brings a new certificate without drop
   await until(() => text().endsWith('hello'));
 });
 
-test('a reload that turns TLS on or off waits for the next start, and its log line says so', async (t) => {
+test('a reload that turns TLS on or off takes effect at the next start, which its log line reports', async (t) => {
   const backend = await startBackend(t);
   const tls = certificate(t);
   const changes = [[{}, { tls }], [{ tls }, {}]];
@@ -2245,7 +2245,7 @@ test('a client that ends in the middle of its head gets no response, and no warn
 });
 
 test('bytes other than TLS end their connection on an https port, although the client keeps it open', {
-  skip: 'Bun' in globalThis && 'Bun 1.4.5 shows nothing of it',
+  skip: 'Bun' in globalThis && 'Bun 1.4.5 does not report it',
 }, async (t) => {
   const { gateway } = await startBoth(t, { tls: certificate(t) });
   const { socket } = open(t, { port: gateway.port }, ABOUT);
@@ -2421,7 +2421,7 @@ test("one log line per request, with the route's template and without numbers, t
 
 test('closing lets running requests finish, refuses new and waiting ones at once, and keeps to its deadline', async (t) => {
   const { backend, gateway } = await startHeld(t, 1, { shutdown: '1h' });
-  // Its connection is open and in the middle of its headers when closing begins.
+  // Its connection is open and in the middle of its headers when closing starts.
   const { socket: late, text } = open(t, gateway, 'GET /v1/about HTTP/1.1\r\nHost: x\r\n');
   const uploads = [await beginLarge(gateway, backend), await beginLarge(gateway, backend)] as const;
   const first = send(gateway, 'first');
@@ -2587,7 +2587,7 @@ table('a target that programs read differently is 400 even with a valid token, a
   ['\t', ' ', '\x7f', '\x80', '\xff', '\0', '\x0b'].map((byte) => `GET /v1/ab${byte}out → 400`),
 ]);
 
-/** Targets that pass, and what the backend receives for each. One in 64 ids of attachments begins with "-". */
+/** Targets that pass, and what the backend receives for each. One in 64 attachment ids starts with "-". */
 const PASSED_TARGETS = literal`
   /v1/about                                 /v1/about
   //v1/about                                /v1/about
@@ -3586,7 +3586,7 @@ test('a flood without a valid token is 30 log lines a minute for each address, w
   await asks('X-Forwarded-For: 203.0.113.50', '401 | level=warn'); // health checks do not count
   const headers = { 'origin': 'https://a.example', 'access-control-request-method': 'POST' };
   assert.equal((await ask(both.gateway, { path: '/v2/send', method: 'OPTIONS', headers })).status, 204);
-  assert.equal(requests(both.gateway).at(-1)!.level, 'debug', 'of a preflight that is allowed');
+  assert.equal(requests(both.gateway).at(-1)!.level, 'debug', 'for an allowed preflight');
   // Wrong credentials are counted separately, and a valid token's lines are logged as before.
   const first = 'X-Forwarded-For: 203.0.113.1';
   await asks(`${first} | bearer ${OTHER}`, ...Array<string>(30).fill('401'), '429');
@@ -3626,11 +3626,11 @@ test('RateLimiter: a bucket refills evenly up to its size; setting the clock bac
   assert.notEqual(limiter.take('a', rate, 143), 0);
   for (let i = 0; i < 7; i++) assert.equal(limiter.take('a', rate, 10_000), 0);
   assert.notEqual(limiter.take('a', rate, 10_000), 0);
-  assert.ok(limiter.take('a', rate, -1e12) <= 1000, 'a clock set back locks nobody out for longer than a bucket');
-  assert.equal(limiter.take('a', rate, 143 - 1e12), 0, 'and the bucket fills from then on');
+  assert.ok(limiter.take('a', rate, -1e12) <= 1000, 'a clock set back locks no client out for longer than a bucket');
+  assert.equal(limiter.take('a', rate, 143 - 1e12), 0, 'and the bucket refills from then on');
   limiter.take('b', rate, 20_000);
   for (let i = 0; i < 100; i++) assert.notEqual(limiter.take('b', { ...rate, count: 1 }, 19_000 + i), 0);
-  assert.equal(limiter.take('b', { ...rate, count: 1 }, 20_000), 0, 'however often it is asked in between');
+  assert.equal(limiter.take('b', { ...rate, count: 1 }, 20_000), 0, 'however often it is checked meanwhile');
 });
 
 section('METRICS'); // ─────────────────────────────────────────────────────────────────────────────
@@ -3647,7 +3647,7 @@ async function scrape(gateway: Address, request: Ask = METRICS): Promise<Record<
     const [, name, value] = /^(?:signal_gateway_)?(.*) (\S+)$/.exec(line)!;
     return [name!, Number(value)] as const;
   });
-  assert.equal(new Set(samples.map(([name]) => name)).size, samples.length, 'each series stands there once');
+  assert.equal(new Set(samples.map(([name]) => name)).size, samples.length, 'each series occurs once');
   return Object.fromEntries(samples);
 }
 
@@ -3817,7 +3817,7 @@ test('a send is counted by the response of the backend, whether its client is st
 });
 
 test('the metrics count each internal error, during a request and before it', async (t) => {
-  let calls = -1000; // of the clock: its first call comes when a request begins
+  let calls = -1000; // of the clock: its first call comes when a request starts
   const now = (): number => {
     if (++calls === 0) throw new RangeError('the clock is broken');
     return Date.now();
@@ -5469,7 +5469,7 @@ test('with several tokens, one token gets at most half of the 32 MiB that are he
   assert.equal(await statusFor({ authorization: `Bearer ${OTHER}` }), 201);
   for (const req of held) req.destroy();
   await until(() => requests(gateway).length === 18);
-  assert.equal(await statusFor(BEARER), 201, 'it is given back');
+  assert.equal(await statusFor(BEARER), 201, 'it is released');
 });
 
 test('with three tokens, all of them together hold no more than 32 MiB', async (t) => {
@@ -6967,7 +6967,7 @@ test('nothing is sent twice if a reused connection ends by FIN or RST at any byt
 // The connect timer continued while a large body was written, and its expiry was mistaken for a failed connection: the
 // rest of the body was sent as a separate request, with whatever a crafted body had at its 64 KiB.
 test('attack: a large send whose backend accepts the connection but reads nothing is not sent again', {
-  skip: !isNode && 'the hook into the socket is of Node',
+  skip: !isNode && 'the hook into the socket needs Node',
 }, async (t) => {
   const backend = await startRawBackend(t, (socket) => void socket.write(SENT));
   const { port } = new URL(backend.url);
@@ -7701,7 +7701,7 @@ test('a probe takes no longer to connect than a request may: backend.timeout bou
 
 test(
   'a request whose client disconnects while its connection is established is not sent, although it has its slot',
-  { skip: !isNode && 'the hook into the search for a name is of Node' },
+  { skip: !isNode && 'the hook into name lookups needs Node' },
   async (t) => {
     const backend = await startBackend(t);
     const url = `http://made-late.test:${backend.port}`;
@@ -7788,7 +7788,7 @@ async function startFlaky(t: TestContext, env: NodeJS.ProcessEnv) {
   return { backend, gateway, say };
 }
 
-const ON_NODE = { skip: !isNode && 'another runtime is told otherwise what to trust' };
+const ON_NODE = { skip: !isNode && 'other runtimes have other options for what to trust' };
 
 test('a failed connection that was started before the gate reopened is not a new outage', ON_NODE, async (t) => {
   const { backend, gateway, say } = await startFlaky(t, {});
@@ -7962,7 +7962,7 @@ test('a reload to another address ends the attempts at the old one, at once or w
     if (!isWaiting) assert.equal(outcomeOf(text()), '502 backend_unreachable');
     gateway.reload({ backend: { url: 'http://127.0.0.1:1' } });
     await settled(gateway);
-    if (isWaiting) assert.ok(!tries[1]!.destroyed, 'the one that waits still needs the try');
+    if (isWaiting) assert.ok(!tries[1]!.destroyed, 'the request that waits still needs the attempt');
     socket.destroy();
     await closed(tries[1]!);
   }
@@ -8124,7 +8124,7 @@ test('a send waits for a backend that is down, at most backend.wait and backend.
     assert.equal(outcomeOf(answer), '502 backend_unreachable');
     assert.match(answer.json.error, /nothing was sent/);
   }
-  assert.ok(performance.now() - startMs < 6000, 'they waited one after the other');
+  assert.ok(performance.now() - startMs < 6000, 'they waited in sequence');
   gateway.reload(settings('1h'));
   const left = open(t, gateway, SEND);
   await settled(gateway);
@@ -8740,7 +8740,7 @@ test('an error of accept is one warning a minute, and the port stays open', asyn
 });
 
 test('a process without a free file descriptor for connections serves again once there is one, and exits with 0', {
-  skip: (!isNode || process.platform === 'win32') && 'other runtimes start no process with so few files',
+  skip: (!isNode || process.platform === 'win32') && 'other runtimes cannot start with so few file descriptors',
 }, async (t) => {
   const limited: Program = ['sh', '-c', 'ulimit -n 40; exec "$0" "$@"', ...program()];
   const gateway = await startProcess(t, { backend: await startBackend(t), program: limited });
@@ -10084,7 +10084,7 @@ for (const { heading, form, encodings, posts } of RECIPES) {
     const { backend, gateway } = await startBoth(t, tokens({ ...token, secret: SECRET }));
     const { headers, path = '/v2/send' } = SPELLINGS.find((known) => known.name === form)!.ask(SECRET);
     for (const [json = '', text = ''] of posts.map((post) => post.split(' → '))) {
-      if (!/own text/.test(heading)) assert.doesNotMatch(text, /[\s:]$/, 'something is left hanging');
+      if (!/own text/.test(heading)) assert.doesNotMatch(text, /[\s:]$/, 'something is still pending');
       for (const encoding of encodings) {
         const [type, body] = PAYLOAD_AS[encoding]!(json);
         const framing = encoding === 'multipart' && { 'transfer-encoding': 'chunked' };
@@ -10136,7 +10136,7 @@ function recipe(
 ): void {
   SCRIPTS.push(heading);
   const isThere = spawnSync('sh', ['-c', `command -v ${needs}`]).status === 0;
-  test(`recipe: ${heading}`, { skip: !isThere && `there is no ${needs}` }, async (t) => {
+  test(`recipe: ${heading}`, { skip: !isThere && `${needs} is not installed` }, async (t) => {
     const secrets = [SECRET, OTHER];
     const blocksOf = (name: string): string[] => blocks('\\w+', sectionOf(name));
     const json = blocksOf('Scripts and devices')[0]!.replace(/sha256:PASTE[^"]*/g, () => secrets.shift()!);
@@ -10876,7 +10876,7 @@ test('the functions of gateway.ts are short, and the file stays within its limit
   assert.deepEqual([handle.match(/\bcatch\b/g)?.length, handle.match(/\bfinally\b/g)?.length], [1, 1]);
 });
 
-test('a function whose name begins with refusalOf returns a problem, one with mistakeIn a text, and all others throw', () => {
+test('functions named refusalOf… return a problem, those named mistakeIn… a text, and all others throw', () => {
   const functions = Array.from(
     SOURCE.matchAll(/^(?:async )?function\*? (\w+)\([^]*?^\}/gm),
     ([text, name]) => [name!, text],
@@ -10945,7 +10945,7 @@ test('the top level holds only the expected files, and the pages name this versi
   const expected = `CHANGELOG.md CONTRIBUTING.md LICENSE README.md SECURITY.md docs gateway.alone.test.ts
     gateway.bench.ts gateway.fuzz.ts gateway.test.ts gateway.ts package-lock.json package.json
     tsconfig.json`.split(/\s+/);
-  // A reader who follows the pages creates the ignored files: the tests pass with them too.
+  // Following the pages creates the ignored files, so the tests must also pass with them.
   const made = read('.gitignore').split('\n');
   const others = readdirSync(HERE).filter((name) => !/^\.|\.tgz$/.test(name) && ![...expected, ...made].includes(name));
   assert.deepEqual(others, []);
