@@ -7056,9 +7056,9 @@ test('a connection to the backend that is not established, TLS included, is 502:
 });
 
 section('RELAY'); // ───────────────────────────────────────────────────────────────────────────────
-// Node 26 would put such a connection back into its pool, and what follows a response that no honest backend sends
-// could be read as the next one.
-test('the connection of a response that is refused is not used again', async (t) => {
+// Node 26 would put such a connection back into its pool, and the bytes after a response that no correct backend sends
+// could be read as the next response.
+test('the connection of a refused backend response is not reused', async (t) => {
   const backend = await startBackend(t, (req, res) => {
     req.resume().on('end', () => res.writeHead(302, { 'Location': '/', 'Content-Length': 2 }).end('hi'));
   });
@@ -8441,7 +8441,7 @@ test('closing lets a response to a request for a WebSocket finish', async (t) =>
 });
 
 // A request for a WebSocket on a route other than receive released the slot although the backend was still working.
-test('a WebSocket without a handshake response ends with its client and with the gateway; on routes other than receive the request keeps its slot when the client disconnects', async (t) => {
+test('a WebSocket without a handshake response ends with its client and the gateway; except on receive, it keeps its slot when the client disconnects', async (t) => {
   const silent = (socket: Duplex): void => void socket.on('end', () => socket.end()).resume();
   const own = { shutdown: '1h', allow: ['messaging'], backend: { parallel: 1 } };
   const { backend, gateway } = await startReceiving(t, silent, own, { slotTimeoutMs: 3_600_000 });
@@ -9263,7 +9263,7 @@ test('a gateway starts with the variables HOSTNAME, TOKEN and PORT, which any co
   assert.equal(logLines(log)[0]!.warning, undefined);
 });
 
-test('a variable that may be meant for the gateway or another program is a warning at start and a note in --check; tokens of the environment that replace those of the file are a warning in both', async (t) => {
+test('a variable possibly meant for the gateway is a warning at start and a note in --check; environment tokens that replace those of the file are a warning in both', async (t) => {
   const [file, list] = [fileWith(t, tokens({})), fileWith(t, OTHER)];
   assert.deepEqual(loadSettings({ file }).warnings, []);
   const inFile = 'it belongs to a token in the file';
