@@ -4104,14 +4104,9 @@ class Answers {
   }
 
   #log({ core, rules }: Exchange, message: string) {
-    logBackend(core, rules, message, ({ stage }) => stage === 'sent');
+    const waiting = core.running.filter(({ stage }) => stage === 'sent').length;
+    core.log('warn', message, { backend: rules['backend.url'].url.origin, waiting });
   }
-}
-
-/** Logs a change of the backend's state, with the number of requests that wait. */
-function logBackend(core: Core, rules: Rules, message: string, waits: (other: Exchange) => boolean, reason?: string) {
-  const waiting = core.running.filter(waits).length;
-  core.log('warn', message, { backend: rules['backend.url'].url.origin, reason, waiting });
 }
 
 /** Whether a request needs a slot. */
@@ -4216,9 +4211,10 @@ class Gate {
   }
 
   #log(core: Core, rules: Rules, message: string) {
-    const waits = ({ upstream, gateWaitMs, uploadBytes, stage }: Exchange) =>
+    const isWaiting = ({ upstream, gateWaitMs, uploadBytes, stage }: Exchange) =>
       upstream.gate === this && gateWaitMs > 0 && uploadBytes === 0 && (stage === 'waiting' || stage === 'sending');
-    logBackend(core, rules, message, waits, this.#failure?.reason);
+    const waiting = core.running.filter(isWaiting).length;
+    core.log('warn', message, { backend: rules['backend.url'].url.origin, reason: this.#failure?.reason, waiting });
   }
 }
 
