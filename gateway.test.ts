@@ -619,9 +619,9 @@ async function ask(to: Address, { body, headers = {}, ...rest }: Ask = {}): Prom
     ...rest,
     headers: { ...(bytes && !headers['transfer-encoding'] && { 'content-length': bytes.length }), ...headers },
   });
-  req.end(bytes || undefined);
+  // Behind the listener of `once`: an error of a body that is still being sent can follow the response at once.
+  req.on('error', () => {}).end(bytes || undefined);
   const [res] = await within(once(req, 'response'), `the response to ${req.method} ${req.path}`);
-  req.on('error', () => {}); // for a body that is still being sent: the answer is there
   const fingerprint = res.socket instanceof TLSSocket ? res.socket.getPeerCertificate().fingerprint256 : '';
   const text = String(await within(readBytes(res), `the end of the response to ${req.method} ${req.path}`));
   const { statusCode, headers: own, rawHeaders } = res;
