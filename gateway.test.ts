@@ -619,7 +619,7 @@ async function ask(to: Address, { body, headers = {}, ...rest }: Ask = {}): Prom
     ...rest,
     headers: { ...(bytes && !headers['transfer-encoding'] && { 'content-length': bytes.length }), ...headers },
   });
-  // Behind the listener of `once`: an error of a body that is still being sent can follow the response at once.
+  // From the start: an error of a body that is still being sent can follow the response at once.
   req.on('error', () => {}).end(bytes || undefined);
   const [res] = await within(once(req, 'response'), `the response to ${req.method} ${req.path}`);
   const fingerprint = res.socket instanceof TLSSocket ? res.socket.getPeerCertificate().fingerprint256 : '';
