@@ -3075,8 +3075,9 @@ table('headers of the backend for pages are dropped, its Vary is not', { cors: [
 
 /** The headers added to a relayed response to a GET, so that its content does nothing and is not stored. */
 const CSP = "default-src 'none'; style-src 'unsafe-inline'; sandbox";
-const ACTIVE = 'text/html | image/svg+xml | audio/aac, text/html | audio/aac; a=b, text/html | text/html; audio/aac'
-  .split(' | ');
+const ACTIVE =
+  'text/html | image/svg+xml | audio/aac, text/html | audio/aac; a=b, text/html | text/html; audio/aac | video/x+xml'
+    .split(' | ');
 table('a relayed response to a GET runs no script, requests nothing and is not stored, except for swagger', {
   ...tokens({}, { defaults: { number: FROM, recipients: [TO] } }),
   allow: ['messaging', 'setup', 'GET /v3/*', 'GET /v2/send'],
@@ -3099,7 +3100,9 @@ table('a relayed response to a GET runs no script, requests nothing and is not s
 const PLAYLISTS = `audio/mpegurl audio/x-mpegurl application/x-mpegurl Application/vnd.apple.mpegURL
   application/vnd.apple.mpegurl;charset=utf-8 video/mpegurl`.split(/\s+/);
 const SHOWN = 'audio/aac video/mp4 image/png image/jpeg Image/WebP image/gif;a=b'.split(' ');
-const NOT_SHOWN = ['text/html', 'image/svg+xml', 'Image/SVG+XML; charset=utf-8', 'application/pdf', 'text/plain', 'x'];
+const NOT_SHOWN =
+  'text/html | image/svg+xml | Image/SVG+XML; charset=utf-8 | application/pdf | text/plain | x | audio/x+xml | image/xml'
+    .split(' | ');
 const FILES = ['/v1/attachments/x', `/v1/groups/${FROM}/${GROUP}/avatar`, `/v1/contacts/${FROM}/a-uuid/avatar`];
 for (const file of FILES) {
   const typed = (types: string[], more = ''): string[] =>

@@ -4530,8 +4530,8 @@ function ownHeaders({ req, rules, credential, requestId }: Exchange): Record<str
   return { ...own, 'Cross-Origin-Resource-Policy': 'same-origin', 'X-Frame-Options': 'SAMEORIGIN' };
 }
 
-/** Media types that a page shows without running or loading anything. SVG is not one. */
-const MEDIA_TYPE = /^(audio|video|image)\/(?!svg)[\w.+-]+ *(?:;[^,]*)?$/;
+/** Media types that a page shows without running or loading anything. SVG is not one, nor is any other XML. */
+const MEDIA_TYPE = /^(audio|video|image)\/(?!svg|[\w.+-]*xml)[\w.+-]+ *(?:;[^,]*)?$/;
 
 /**
  * The headers of a relayed response: the gateway's own, and the backend's that these do not replace.
