@@ -1706,6 +1706,19 @@ test('an error thrown by a listener of the server ends its connection and is log
   if (isNode) assert.deepEqual([...missing], []);
 });
 
+test('an error thrown while a response is ended closes its connection and is logged; the process does not crash', async (t) => {
+  const { gateway } = await startBoth(t, {});
+  gateway.server.prependOnceListener('request', (_req, res) => {
+    res.end = () => {
+      throw new Error('planted in end');
+    };
+  });
+  assert.equal(await raw(gateway, HEALTH), '');
+  assert.match(String(linesOf(gateway, /^internal error$/)[0]!.stack), /planted in end/);
+  assert.equal(requests(gateway).length, 1);
+  assert.equal((await ask(gateway, { path: '/healthz' })).status, 200);
+});
+
 test('internal errors beyond thirty a minute are logged at debug level', async (t) => {
   let now = Date.now();
   const { gateway } = await startBoth(t, {}, { now: () => now });
@@ -3602,20 +3615,26 @@ test('a flood without a valid token is 30 log lines a minute for each address, w
 });
 
 // With one limiter for rates and wrong credentials, unauthenticated clients could reset the rate of a token with 1/1h.
-test('10,100 addresses with wrong credentials do not reset the rate of a token', async (t) => {
+// With one for the lines of addresses and of internal errors, they could fill the log with the latter.
+test('10,100 addresses with wrong credentials reset neither the rate of a token nor the limit on internal errors', async (t) => {
   const { both: { gateway }, asks } = await startClocked(t, { trustedProxies: ['127.0.0.1'], rate: '1/1h' });
   await asks('bearer', '200', '429 rate_limited');
+  const fail = (): boolean => gateway.server.emit('clientError'); // without its arguments
+  for (let i = 0; i < 31; i++) fail();
+  const lines = gateway.log.length;
   const clients = Array.from({ length: 20 }, () => open(t, gateway));
   for (let i = 0; i < 10_100; i += 100) {
     for (let j = i; j < i + 100; j++) {
       const from = `Host: x\r\nX-Forwarded-For: 2001:db8:${j.toString(16)}::1`;
       clients[j % 20]!.socket.write(ABOUT.replace(SECRET, 'wrong').replace('Host: x', from));
     }
-    await until(() => gateway.log.length >= i + 100);
+    await until(() => gateway.log.length >= lines + i + 100);
   }
   await until(() => clients.every(({ text }) => text().split('HTTP/1.1 401 ').length === 1 + 10_100 / 20));
   assert.equal(new Set(requests(gateway).map(({ client }) => client)).size, 10_101);
   await asks('bearer', '429 rate_limited');
+  fail();
+  assert.equal(linesOf(gateway, /^internal error$/).at(-1)!.level, 'debug');
 });
 
 // A token was locked out for as long as the clock had been set back.

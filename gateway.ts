@@ -952,7 +952,7 @@ function makeCore(settings: Settings, options: GatewayOptions) {
     lingerMs,
     // Three limiters, because each drops its least recently used key. Unauthenticated clients can fill the second and
     // the third with addresses. In a shared limiter, that would reset the rate of a token.
-    /** Counts requests per token name, and the few kinds of warnings. */
+    /** Counts requests per token name, and the few kinds of warnings. No token's name contains a space. */
     rateLimiter: new RateLimiter(),
     /** Counts wrong credentials per address. */
     failureLimiter: new RateLimiter(),
@@ -1192,7 +1192,10 @@ async function handleInTurn(core: Core, req: IncomingMessage, res: ServerRespons
   if (due.push(res) > PIPELINE_LIMIT) return void socket.destroy();
   res.on('close', () => due.splice(due.indexOf(res), 1));
   if (previous !== undefined) await once(previous, 'close');
-  if (!socket.destroyed && !connection.closing) await handle(new Exchange(core, connection, req, res), upgrade);
+  if (socket.destroyed || connection.closing) return;
+  const exchange = new Exchange(core, connection, req, res);
+  await handle(exchange, upgrade);
+  await endResponse(exchange);
 }
 
 /**
@@ -1642,7 +1645,6 @@ async function handle(exchange: Exchange, upgrade?: Side) {
     await refuse(exchange, error);
   } finally {
     core.running.splice(core.running.indexOf(exchange), 1);
-    void endResponse(exchange);
     logExchange(exchange);
   }
 }
@@ -4790,14 +4792,13 @@ function textLine({ time, level, message, ...fields }: Record<string, unknown>) 
  */
 function logInternalError(core: Core, error: unknown, requestId?: string) {
   core.metrics.internalErrors++;
-  const isFlood = core.lineLimiter.take('internal error', FAILURE_RATE, core.now()) > 0;
+  const isFlood = core.rateLimiter.take('internal error', FAILURE_RATE, core.now()) > 0;
   const stack = error instanceof Error ? error.stack : String(error);
   core.log(isFlood ? 'debug' : 'error', 'internal error', { requestId, stack });
 }
 
 /** Logs a warning, at most once a minute. For warnings that an unauthenticated client can trigger. */
 function warnRarely(core: Core, message: string, fields: object) {
-  // Shares the limiter of the tokens' rates. No token's name contains a space, so the keys cannot collide.
   const waitMs = core.rateLimiter.take(`warning: ${message}`, WARNING_RATE, core.now());
   if (waitMs === 0) core.log('warn', message, fields);
 }
