@@ -3727,16 +3727,8 @@ function findByte(chunk: Buffer, i: number, table: Uint8Array): number {
 
 // #region RELAY
 
-/** Hop-by-hop fields: RFC 9110 7.6.1, and those that proxies and HTTP/2 define. */
-const HOP_BY_HOP = ('connection transfer-encoding te trailer upgrade proxy-authenticate proxy-authorization ' +
-  'keep-alive proxy-connection proxy-authentication-info http2-settings').split(' ');
-
-/** Fields of a response that the client does not get. */
-const NOT_TO_CLIENT = new Set([...HOP_BY_HOP, 'x-request-id']);
-
-/** Fields of the client that the backend does not get. */
+/** End-to-end fields of the client that the backend does not get. */
 const NOT_TO_BACKEND = new Set([
-  ...HOP_BY_HOP,
   ...placesOf('header '),
   // The gateway sets these itself, has obeyed them (`expect`), or gives the same information in its X-Forwarded-For.
   ...'host expect forwarded x-real-ip x-request-id content-length accept-encoding'.split(' '),
@@ -3760,9 +3752,9 @@ async function relay(exchange: Exchange, content: Content, upgrade?: Side) {
     const outgoing = await connectInTurn(exchange, request, isLarge(content));
     incoming = await transmit(exchange, outgoing, content, upgrade !== undefined);
     slots.release(exchange);
-    const { headers: passed, length } = readResponseHead(incoming, upgrade && 'websocket');
+    const length = checkResponseHead(incoming, upgrade && 'websocket');
     // UNTIL Node 22 is the oldest: after res.setHeader, Node 20.20 sends one of several Set-Cookie in an array.
-    const headers = headersForClient(exchange, incoming.statusCode!, passed);
+    const headers = headersForClient(exchange, incoming);
     if (takeSocket && incoming.statusCode === 101) {
       exchange.stage = 'tunnel';
       return openTunnel(exchange, headers, takeSocket(), incoming.socket);
@@ -3808,15 +3800,11 @@ function backendPath(backend: Backend, target: Target) {
  * @returns name and value in turn.
  */
 function outboundHeaders({ req, rules, client, requestId, isMadeSend }: Exchange) {
-  const named = connectionNames(req.headers.connection);
   const { url, authorization } = rules['backend.url'];
-  const headers = ['host', url.host];
-  for (let i = 0; i < req.rawHeaders.length; i += 2) {
-    const name = req.rawHeaders[i]!.toLowerCase();
-    const isDropped = NOT_TO_BACKEND.has(name) || /^x-(?:forwarded|original)-/.test(name) ||
-      (isMadeSend && name.startsWith('content-')); // these describe the client's body
-    if (!isDropped && !named.has(name)) headers.push(name, req.rawHeaders[i + 1]!);
-  }
+  const isDropped = (name: string) =>
+    NOT_TO_BACKEND.has(name) || /^x-(?:forwarded|original)-/.test(name) ||
+    (isMadeSend && name.startsWith('content-')); // these describe the client's body
+  const headers = ['host', url.host, ...endToEndFields(req, isDropped)];
   if (isMadeSend) headers.push('content-type', 'application/json');
   // After the client's fields, so that a client can neither set these nor strip them by naming them in Connection.
   headers.push('accept-encoding', 'identity'); // so that the response needs no decoding
@@ -3826,11 +3814,6 @@ function outboundHeaders({ req, rules, client, requestId, isMadeSend }: Exchange
   if (host) headers.push('x-forwarded-host', host);
   if (authorization) headers.push('authorization', authorization);
   return headers;
-}
-
-/** The names in a Connection header: those fields are for this hop only. */
-function connectionNames(value = '') {
-  return new Set(value.toLowerCase().split(/[ \t,]+/));
 }
 
 /**
@@ -3973,23 +3956,14 @@ function lengthHeaders(method: string, content: Content) {
 }
 
 /**
- * Reads the head of a response, and refuses a head that no honest backend sends: with it, a client could hang, take the
- * bytes of one response for those of another, or lose its credential on a redirect.
+ * Refuses the head of a response that no honest backend sends: with it, a client could hang, take the bytes of one
+ * response for those of another, or lose its credential on a redirect.
  * @param protocol the protocol that the client has asked for.
- * @returns the headers for the client, without those for this hop and those that only the gateway may set; and the
- *   length of the body, Infinity if it is not known.
+ * @returns the length of the body, Infinity if it is not known.
  * @throws {Problem} bad_backend_answer.
  */
-function readResponseHead({ statusCode: status = 0, headers, rawHeaders }: IncomingMessage, protocol?: string) {
+function checkResponseHead({ statusCode: status = 0, headers }: IncomingMessage, protocol?: string) {
   const { 'content-length': length, 'content-encoding': encoding = 'identity', upgrade } = headers;
-  const named = connectionNames(headers.connection);
-  const passed: string[] = [];
-  for (let i = 0; i < rawHeaders.length; i += 2) {
-    const name = rawHeaders[i]!.toLowerCase();
-    // Only `cors` decides which origins may read a response. Some proxies in front of a backend send "*".
-    const isDropped = NOT_TO_CLIENT.has(name) || named.has(name) || name.startsWith('access-control-');
-    if (!isDropped) passed.push(rawHeaders[i]!, rawHeaders[i + 1]!);
-  }
   const isBodiless = status === 204 || status === 205;
   const hasBadLength = length !== undefined &&
     (headers['transfer-encoding'] !== undefined || !/^[0-9]+$/.test(length) || (isBodiless && length !== '0'));
@@ -4000,7 +3974,7 @@ function readResponseHead({ statusCode: status = 0, headers, rawHeaders }: Incom
     bad_length: hasBadLength,
   };
   for (const [reason, isFault] of Object.entries(faults)) if (isFault) throw new Problem('bad_backend_answer', reason);
-  return { headers: passed, length: isBodiless || status === 304 ? 0 : Number(length ?? Infinity) };
+  return isBodiless || status === 304 ? 0 : Number(length ?? Infinity);
 }
 
 /**
@@ -4544,11 +4518,14 @@ const MEDIA_TYPE = /^(audio|video|image)\/(?!svg|[\w.+-]*xml)[\w.+-]+ *(?:;[^,]*
  * would not play them; they cannot run a script. A playlist is sent as text, because Chromium would play it
  * automatically and fetch the URLs in it. An attachment or avatar that is not audio, video or an image is a download,
  * because a click on a link in it would use the token of the path form.
- * @param passed the backend's headers, name and value in turn.
+ * @param incoming the backend's response.
  * @returns name and value in turn.
  */
-function headersForClient(exchange: Exchange, status: number, passed: readonly string[]) {
+function headersForClient(exchange: Exchange, incoming: IncomingMessage) {
   const { req: { method }, target, isMadeSend } = exchange;
+  const { statusCode: status = 0 } = incoming;
+  // Only `cors` decides which origins may read a response. Some proxies in front of a backend send "*".
+  const passed = endToEndFields(incoming, (name) => name.startsWith('access-control-'));
   const own = ownHeaders(exchange);
   if (method === 'GET' && target!.segments[0] !== 'swagger') {
     own['X-Content-Type-Options'] = 'nosniff';
@@ -4570,6 +4547,27 @@ function headersForClient(exchange: Exchange, status: number, passed: readonly s
 
 /** The backend's fields of these names are kept next to the gateway's. */
 const ADDED_UP = ['vary', 'content-security-policy'];
+
+/** Hop-by-hop fields: RFC 9110 7.6.1, and those that proxies and HTTP/2 define. */
+const HOP_BY_HOP = new Set(
+  ('connection transfer-encoding te trailer upgrade proxy-authenticate proxy-authorization ' +
+    'keep-alive proxy-connection proxy-authentication-info http2-settings').split(' '),
+);
+
+/**
+ * The fields of a message that are not only for this hop: not hop-by-hop, nor named in its Connection header.
+ * @param isDropped whether a field goes too, by its name in lower case.
+ * @returns name and value in turn.
+ */
+function endToEndFields({ headers, rawHeaders }: IncomingMessage, isDropped: (name: string) => boolean) {
+  const named = new Set(headers.connection?.toLowerCase().split(/[ \t,]+/));
+  const fields: string[] = [];
+  for (let i = 0; i < rawHeaders.length; i += 2) {
+    const name = rawHeaders[i]!.toLowerCase();
+    if (!HOP_BY_HOP.has(name) && !named.has(name) && !isDropped(name)) fields.push(rawHeaders[i]!, rawHeaders[i + 1]!);
+  }
+  return fields;
+}
 
 /**
  * All values of a header: `req.headers` keeps only the first Authorization.
