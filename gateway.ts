@@ -907,39 +907,32 @@ type Core = ReturnType<typeof makeCore>;
  * @throws {ConfigError} with every mistake in the configuration, before anything is opened.
  */
 function createGateway(config: GatewayConfig, options: GatewayOptions = {}): Gateway {
+  const core = makeCore(embeddedSettings(config, options), options);
   // Without `core`, so that a program that prints its gateway does not show the secrets.
-  const { server, listen, close, reload } = startGateway(embeddedSettings(config, options), options);
-  return { server, listen, close, reload };
-}
-
-/** The gateway as the command line uses it, which reads settings from several sources and applies them itself. */
-type RunningGateway = ReturnType<typeof startGateway>;
-
-function startGateway(settings: Settings, options: GatewayOptions) {
-  const core = makeCore(settings, options);
-  const server = createServer(settings, options.headersTimeoutMs ?? HEADERS_TIMEOUT_MS);
-  attachListeners(core, server);
   return {
-    server,
-    core,
-    listen: () => startListening(server, core),
-    close: () => closeGateway(server, core),
-    apply: (next: Settings) => applySettings(core, server, next),
-    reload: (next: GatewayConfig) => void applySettings(core, server, embeddedSettings(next)),
+    server: core.server,
+    listen: () => startListening(core),
+    close: () => closeGateway(core),
+    reload: (next) => void applySettings(core, embeddedSettings(next)),
   };
 }
 
-/** The state of a gateway. A reload replaces `rules` as a whole, so each request sees one version of them. */
+/**
+ * The server of a gateway, with its listeners, and all of its state. A reload replaces `rules` as a whole, so each
+ * request sees one version of them.
+ */
 function makeCore(settings: Settings, options: GatewayOptions) {
   const {
     now = Date.now,
+    headersTimeoutMs = HEADERS_TIMEOUT_MS,
     stallTimeoutMs = STALL_TIMEOUT_MS,
     slotTimeoutMs = SLOT_TIMEOUT_MS,
     connectTimeoutMs = CONNECT_TIMEOUT_MS,
     lingerMs = Math.min(LINGER_MS, stallTimeoutMs / 4),
   } = options;
   const metrics = new Metrics();
-  return {
+  const core = {
+    server: createServer(settings, headersTimeoutMs),
     atStart: settings as AtStart,
     rules: makeRules(settings) as Rules,
     now,
@@ -974,6 +967,8 @@ function makeCore(settings: Settings, options: GatewayOptions) {
     tunnels: new Map<Exchange, (reason: string) => void>(),
     draining: false,
   };
+  attachListeners(core);
+  return core;
 }
 
 /** @param headersTimeout in milliseconds; the name is that of node:http. */
@@ -996,11 +991,11 @@ function createServer(settings: AtStart, headersTimeout: number) {
   return server;
 }
 
-function attachListeners(core: Core, server: http.Server) {
-  const { timeout, ...others } = listenersOf(core, server);
-  server.setTimeout(core.stallTimeoutMs, timeout);
-  for (const [event, listener] of Object.entries(others)) server.on(event, listener);
-  guardListeners(core, server);
+function attachListeners(core: Core) {
+  const { server } = core;
+  server.setTimeout(core.stallTimeoutMs);
+  for (const [event, listener] of Object.entries(listenersOf(core))) server.on(event, listener);
+  guardListeners(core);
   // node:http, whose `close` also calls this, considers a connection idle once its response has ended, even if bytes
   // are still queued. So no idle connection is closed while an ended response is unsent.
   const closeIdle = server.closeIdleConnections.bind(server);
@@ -1011,12 +1006,9 @@ function attachListeners(core: Core, server: http.Server) {
 }
 
 /** The listeners of the server's events. Because of `guardListeners`, none can crash the process. */
-function listenersOf(core: Core, server: http.Server) {
+function listenersOf(core: Core) {
   const request = (req: IncomingMessage, res: ServerResponse, upgrade?: Side) => {
     handleInTurn(core, req, res, upgrade).catch((error) => failEvent(core, error, [req]));
-    // During a shutdown, an idle connection that its client keeps open would delay the exit until the deadline.
-    // Registered after the 'close' listener of handleInTurn, which has already removed this response from `due`.
-    res.on('close', () => core.draining && server.closeIdleConnections());
   };
   const upgrade = (req: IncomingMessage, socket: Duplex, head: Buffer) => {
     // node:http continues to parse a packet after its socket was destroyed, and such a socket accepts no response. This
@@ -1031,7 +1023,7 @@ function listenersOf(core: Core, server: http.Server) {
     checkExpectation: request, // RFC 9110 10.1.1: an unknown expectation may be ignored
     upgrade,
     connect: upgrade,
-    connection: (socket: Socket) => watchConnection(core, socket, 'setSecureContext' in server),
+    connection: (socket: Socket) => watchConnection(core, socket, 'setSecureContext' in core.server),
     /** With https, the socket that speaks HTTP is available after the handshake. */
     secureConnection: (speaker: Socket) => void (connectionOf(core, speaker).speaker = speaker),
     /** Disconnects a client that does not read its response or is idle between requests, but not one that waits. */
@@ -1043,13 +1035,14 @@ function listenersOf(core: Core, server: http.Server) {
     tlsClientError: (_: Error, socket: Socket) => void socket.destroy(),
     /** An error without a listener would crash the process. Before `listening`, startListening reports it. */
     error: ({ code }: NodeJS.ErrnoException) => {
-      if (server.listening) warnRarely(core, 'a connection could not be accepted', { reason: code });
+      if (core.server.listening) warnRarely(core, 'a connection could not be accepted', { reason: code });
     },
   };
 }
 
 /** Catches what a listener of the server throws, which would crash the process. */
-function guardListeners(core: Core, server: http.Server) {
+function guardListeners(core: Core) {
+  const { server } = core;
   const emit = server.emit.bind(server) as (...event: unknown[]) => boolean;
   server.emit = (...event: unknown[]) => {
     try {
@@ -1190,7 +1183,11 @@ async function handleInTurn(core: Core, req: IncomingMessage, res: ServerRespons
   const previous = due.at(-1);
   // Closed without a response, which could only be sent after those still due.
   if (due.push(res) > PIPELINE_LIMIT) return void socket.destroy();
-  res.on('close', () => due.splice(due.indexOf(res), 1));
+  res.on('close', () => {
+    due.splice(due.indexOf(res), 1);
+    // During a shutdown, an idle connection that its client keeps open would delay the exit until the deadline.
+    if (core.draining) core.server.closeIdleConnections();
+  });
   if (previous !== undefined) await once(previous, 'close');
   if (socket.destroyed || connection.closing) return;
   const exchange = new Exchange(core, connection, req, res);
@@ -1272,7 +1269,8 @@ function endDue(core: Core, socket: Socket, problem: Problem, wasKept: boolean) 
  *   its file may have been emptied by mistake. The current address counts, because a new `listen` takes effect only
  *   after a restart.
  */
-function applySettings(core: Core, server: http.Server, settings: Settings) {
+function applySettings(core: Core, settings: Settings) {
+  const { server } = core;
   const mayBeOpen = core.rules.anonymous !== undefined && core.atStart.listen.isLocal;
   if (!mayBeOpen && settings.tokens.length === 0 && !settings['auth.anonymous']) {
     throw new ConfigError(['tokens: none is configured; AUTH_ANONYMOUS=true would accept all requests']);
@@ -1353,7 +1351,8 @@ function logRules({ rules, atStart, now, log }: Core, message: string, more: obj
  * Opens the port, and starts the periodic checks.
  * @returns the URL. Rejects if the port is in use or the address is not one of this machine.
  */
-async function startListening(server: http.Server, core: Core) {
+async function startListening(core: Core) {
+  const { server } = core;
   const { host, port } = core.atStart.listen;
   server.listen({ port, ...(host && { host }) });
   await once(server, 'listening'); // rejects on 'error'
@@ -1375,7 +1374,8 @@ async function startListening(server: http.Server, core: Core) {
  * Shuts down in this order: WebSockets and waiting requests at once, then idle connections, the running requests
  * shortly before the deadline, and all other connections at the deadline.
  */
-async function closeGateway(server: http.Server, core: Core) {
+async function closeGateway(core: Core) {
+  const { server } = core;
   core.draining = true;
   core.upstream.gate.stopIfIdle(core);
   closeStaleTunnels(core);
@@ -5632,7 +5632,7 @@ async function runDemo(listen: string, level: string | undefined, print: (text: 
     auth: { methods: FORM_WORDS },
     tokens: { demo: { secret, defaults: { number, recipients: [recipient] } } },
   }, { log: (line) => level !== 'debug' && /\bstatus["=]/.test(line) || print(line) });
-  stopOnSignal(gateway);
+  stopOnSignal(gateway.server, gateway.close);
   const url = await gateway.listen();
   const addresses = `"number":"${number}","recipients":["${recipient}"]`;
   const others = `
@@ -5723,17 +5723,17 @@ async function runCommand(args: string[], env: NodeJS.ProcessEnv, stdin: () => B
   const settings = load();
   if (values.check) return printCheck(settings);
   if (isRender) return renderSend(settings, rest[0]!, stdin());
-  const gateway = startGateway(settings, {});
-  stopOnSignal(gateway);
-  reloadOnChange(gateway, load);
-  await gateway.listen();
+  const core = makeCore(settings, {});
+  stopOnSignal(core.server, () => closeGateway(core));
+  reloadOnChange(core, load);
+  await startListening(core);
   // The last resort: no client may crash the process, whatever throws. Only from here on, because a taken port should
   // end it.
   // UNTIL Bun reports a rejection as an uncaughtException too: on Bun 1.4.5 it needs its own listener.
   for (const event of ['uncaughtException', 'unhandledRejection']) {
-    process.on(event, (error) => logInternalError(gateway.core, error));
+    process.on(event, (error) => logInternalError(core, error));
   }
-  void askBackend(gateway, settings);
+  void askBackend(core, settings);
   return '';
 }
 
@@ -5956,13 +5956,8 @@ const ASK_HINTS: Hints = [
  * @param pauseMs until it is asked again.
  * @param upstream what was asked the first time.
  */
-async function askBackend(
-  gateway: RunningGateway,
-  settings: Settings,
-  pauseMs = ASK_PAUSE_MS,
-  upstream = gateway.core.upstream,
-) {
-  const { core, core: { log }, server } = gateway;
+async function askBackend(core: Core, settings: Settings, pauseMs = ASK_PAUSE_MS, upstream = core.upstream) {
+  const { log, server } = core;
   const { answers } = upstream;
   const { name: backend, authorization } = settings['backend.url'];
   const isFirst = pauseMs === ASK_PAUSE_MS;
@@ -5996,7 +5991,7 @@ async function askBackend(
     isOver ||= reason === 'own_address';
     if (isFirst || isOver) log('warn', 'the backend did not answer as expected', { backend, reason, hint });
     if (isOver) return;
-    setTimeout(askBackend, pauseMs, gateway, settings, Math.min(2 * pauseMs, ASK_PAUSE_LIMIT_MS), upstream).unref();
+    setTimeout(askBackend, pauseMs, core, settings, Math.min(2 * pauseMs, ASK_PAUSE_LIMIT_MS), upstream).unref();
   } finally {
     clearTimeout(timer);
     server.off('request', stopIfOwn);
@@ -6007,12 +6002,12 @@ async function askBackend(
  * Ends the process with 0 on SIGTERM or SIGINT. It is called before `listen`, so that the signals are handled before
  * the log says that the gateway listens.
  */
-function stopOnSignal(gateway: Gateway) {
+function stopOnSignal(server: http.Server, close: () => Promise<void>) {
   // UNTIL Deno ends while a signal is handled: signals are handled only after "listening", because otherwise Deno 2.9
   // would not end if the port is taken.
-  gateway.server.once('listening', async () => {
+  server.once('listening', async () => {
     await Promise.race([once(process, 'SIGTERM'), once(process, 'SIGINT')]);
-    await gateway.close();
+    await close();
     // Unread log output would keep the process running.
     // UNTIL Bun ends with the server: a connection without a byte keeps Bun 1.4 running.
     setTimeout(() => process.exit(), FLUSH_MS);
@@ -6025,7 +6020,7 @@ function stopOnSignal(gateway: Gateway) {
  * Files are watched by name, because editors and secret mounts replace them. Each is compared with its stamp from when
  * it was read, so that no change is missed, however soon after the start it is made.
  */
-function reloadOnChange(gateway: RunningGateway, load: () => Settings) {
+function reloadOnChange(core: Core, load: () => Settings) {
   let settleTimer: NodeJS.Timeout | undefined;
   let lastLook = '';
   const look = () => {
@@ -6040,15 +6035,15 @@ function reloadOnChange(gateway: RunningGateway, load: () => Settings) {
     // If the new configuration has any mistake, the old one stays in force, so the gateway neither opens up nor stops.
     try {
       const settings = load();
-      if (gateway.apply(settings)) void askBackend(gateway, settings);
+      if (applySettings(core, settings)) void askBackend(core, settings);
     } catch (error) {
       const problems = error instanceof ConfigError ? error.problems.join('; ') : String(error);
-      gateway.core.log('error', 'reload failed; keeping the old configuration', { problems });
+      core.log('error', 'reload failed; keeping the old configuration', { problems });
     }
   };
   // This comes before the log line that says that the gateway listens, because a SIGHUP without a listener would end
   // the process.
-  gateway.server.once('listening', () => {
+  core.server.once('listening', () => {
     setInterval(look, WATCH_MS).unref();
     process.on('SIGHUP', reload);
   });
