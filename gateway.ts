@@ -5733,7 +5733,7 @@ async function runCommand(args: string[], env: NodeJS.ProcessEnv, stdin: () => B
   for (const event of ['uncaughtException', 'unhandledRejection']) {
     process.on(event, (error) => logInternalError(core, error));
   }
-  void askBackend(core, settings);
+  void askBackend(core);
   return '';
 }
 
@@ -5956,27 +5956,25 @@ const ASK_HINTS: Hints = [
  * @param pauseMs until it is asked again.
  * @param upstream what was asked the first time.
  */
-async function askBackend(core: Core, settings: Settings, pauseMs = ASK_PAUSE_MS, upstream = core.upstream) {
-  const { log, server } = core;
+async function askBackend(core: Core, pauseMs = ASK_PAUSE_MS, upstream = core.upstream) {
+  const { log, rules, server } = core;
   const { answers } = upstream;
-  const { name: backend, authorization } = settings['backend.url'];
+  const { name: backend, authorization } = rules['backend.url'];
   const isFirst = pauseMs === ASK_PAUSE_MS;
   answers.isAwaited ||= isFirst;
   if (core.upstream !== upstream || core.draining) return;
   if (!answers.isAwaited) return log('info', 'the backend answers', { backend });
   const asking = new AbortController();
-  let isOver = false;
   const requestId = randomUUID();
   const stopIfOwn = ({ headers }: IncomingMessage) => {
-    if (headers['x-request-id'] === requestId) asking.abort(new Error('own_address'));
+    if (headers['x-request-id'] === requestId) asking.abort(new UsageError('own_address'));
   };
   server.on('request', stopIfOwn);
-  const timer = setTimeout(() => asking.abort(new Error('timeout')), ASK_TIMEOUT_MS);
+  setTimeout(() => asking.abort(new Error('timeout')), ASK_TIMEOUT_MS).unref();
   try {
     const headers = { 'User-Agent': `signal-gateway/${VERSION}`, 'X-Request-Id': requestId };
     const response = await fetch(`${backend}/v1/about`, { headers, redirect: 'manual', signal: asking.signal });
     answers.isAwaited = false;
-    isOver = true;
     if (response.status === 401 && authorization) return log('info', 'the backend answers', { backend, status: 401 });
     ensure(response.ok, `status ${response.status}`);
     const about = await response.json().catch(() => undefined);
@@ -5987,13 +5985,11 @@ async function askBackend(core: Core, settings: Settings, pauseMs = ASK_PAUSE_MS
     const { message, cause } = error as Error & { cause?: NodeJS.ErrnoException };
     const reason = cause?.code ?? cause?.message ?? message;
     const hint = hintFor(ASK_HINTS, `${reason} ${message}`);
-    // If a client's request is answered meanwhile, the next call logs that and does not ask.
-    isOver ||= reason === 'own_address';
+    const isOver = error instanceof UsageError; // backend.url is wrong, whoever else was answered
     if (isFirst || isOver) log('warn', 'the backend did not answer as expected', { backend, reason, hint });
     if (isOver) return;
-    setTimeout(askBackend, pauseMs, core, settings, Math.min(2 * pauseMs, ASK_PAUSE_LIMIT_MS), upstream).unref();
+    setTimeout(askBackend, pauseMs, core, Math.min(2 * pauseMs, ASK_PAUSE_LIMIT_MS), upstream).unref();
   } finally {
-    clearTimeout(timer);
     server.off('request', stopIfOwn);
   }
 }
@@ -6034,8 +6030,7 @@ function reloadOnChange(core: Core, load: () => Settings) {
     clearTimeout(settleTimer);
     // If the new configuration has any mistake, the old one stays in force, so the gateway neither opens up nor stops.
     try {
-      const settings = load();
-      if (applySettings(core, settings)) void askBackend(core, settings);
+      if (applySettings(core, load())) void askBackend(core);
     } catch (error) {
       const problems = error instanceof ConfigError ? error.problems.join('; ') : String(error);
       core.log('error', 'reload failed; keeping the old configuration', { problems });
