@@ -380,7 +380,7 @@ type TokenFields = { readonly [F in keyof typeof TOKEN_READERS]: ReturnType<(typ
 type TokenSettings =
   & Partial<Omit<TokenFields, 'secret' | 'secretFile'>>
   & TokenFields['secret']
-  & { readonly name: string; readonly secretFile?: string };
+  & { readonly name: string };
 
 // #endregion
 
@@ -5538,11 +5538,11 @@ function readTokenObject(value: unknown, mistakes: Mistakes) {
     const read = mistakes.collect(at, () => {
       ensure(isObject(refuseNull(config)), 'must be an object with "secret" or "secretFile"');
       ensure((secret === undefined) !== (secretFile === undefined), 'needs exactly one of "secret" and "secretFile"');
-      const secrets = readMembers(TOKEN_READERS, secret === undefined ? { secretFile } : { secret });
+      const secrets = readMembers(TOKEN_READERS, { secret, secretFile });
       return secrets.secret ?? secrets.secretFile;
     });
     const settings = mistakes.collect(at, () => readMembers(TOKEN_READERS, others));
-    return { ...settings, ...read, name, secretFile };
+    return { ...settings, ...read, name };
   });
 }
 
