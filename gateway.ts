@@ -4878,7 +4878,7 @@ const PLAIN_SECRET = /"secret":"(?!sha256:)|"url":"[^"/]*\/\/[^"/]*@/i;
  * Notes the settings of a file. An unreadable file is a mistake, because without its tokens the gateway might be open.
  */
 function noteFile(sources: Sources, file: string) {
-  const text = sources.collect('configuration', () => readFile(file).text);
+  const text = sources.collect('configuration', () => readFile(file));
   if (text === undefined) return;
   sources.readFrom.push(`the file ${resolve(file)}`);
   const at = showPath(file);
@@ -4999,7 +4999,7 @@ function noteEnv(sources: Sources, env: NodeJS.ProcessEnv) {
   const at = 'API_TOKENS_FILE';
   if (at in env && 'API_TOKENS' in env) sources.add(at, 'is set together with API_TOKENS; use one of them');
   const tokenLines = env[at] && sources.collect(at, () => {
-    const lines = readFile(env[at]).text.replace(/^\s*#.*$/gm, '');
+    const lines = readFile(env[at]).replace(/^\s*#.*$/gm, '');
     // In "phone SECRET" and "SECRET # phone", each word would become a token.
     const isApart = !/[^\s,](?:,|[^\S\n])+[^\s,]/.test(lines);
     ensure(isApart, 'has two words on one line; write one token per line, SECRET or name=SECRET, without a comment');
@@ -5067,7 +5067,7 @@ function makeRules(settings: Settings) {
     all: anonymous ? [anonymous] : tokens,
     cors: settings.cors ?? new Set<string>(),
     /** The gateway's own certificate. */
-    certificate: cert && new X509Certificate(pemParts(cert.text, 'CERTIFICATE')[0]!),
+    certificate: cert === undefined ? undefined : new X509Certificate(pemParts(cert, 'CERTIFICATE')[0]!),
     // For these two, 0 means no limit; for `backend.wait`, it means no wait.
     'backend.timeout': settings['backend.timeout'] || Infinity,
     'backend.parallel': settings['backend.parallel'] || Infinity,
@@ -5382,7 +5382,7 @@ function readFile(path: unknown) {
     return `the file does not exist${isAbsolute(path) ? '' : ` in ${process.cwd()}`}`;
   };
   FILES_READ.set(path, stampOf(path)); // first: a change from here on is noticed
-  return { path, text: attempt(() => readFileSync(path, 'utf8'), explain) };
+  return attempt(() => readFileSync(path, 'utf8'), explain);
 }
 
 /** The files from which the command line's settings were last read, and the stamp of each at that time. */
@@ -5405,7 +5405,7 @@ function showPath(path: string) {
 
 /** Certificate and key for node:https, if the settings have both. */
 function tlsFiles({ 'tls.cert': cert, 'tls.key': key }: AtStart) {
-  return cert && key && { cert: cert.text, key: key.text };
+  return cert === undefined || key === undefined ? undefined : { cert, key };
 }
 
 /** The parts of a text in PEM that are of a kind. */
@@ -5418,20 +5418,19 @@ function pemParts(text: string, kind: string) {
  * Checks certificate and key before the port opens. node:https would refuse them only at start or on the first
  * connection, and takes an empty file for no certificate.
  */
-function checkTls(settings: Settings) {
-  ensure(!settings['tls.cert'] === !settings['tls.key'], 'needs both "cert" and "key"');
-  const files = tlsFiles(settings);
-  if (files === undefined) return;
+function checkTls({ 'tls.cert': cert, 'tls.key': key }: AtStart) {
+  if (cert === undefined && key === undefined) return;
+  ensure(cert !== undefined && key !== undefined, 'needs both "cert" and "key"');
   const broken = (name: string) => () => `its "${name}" is empty, cut, encrypted, or not in PEM`;
   // One by one, because X509Certificate reads only the first of a chain.
-  const [cert] = attempt(
-    () => pemParts(files.cert, 'CERTIFICATE').map((pem) => new X509Certificate(pem)),
-    broken('cert'),
+  const [first] = attempt(() => pemParts(cert, 'CERTIFICATE').map((pem) => new X509Certificate(pem)), broken('cert'));
+  const privateKey = attempt(() => createPrivateKey(pemParts(key, 'PRIVATE KEY')[0] ?? ''), broken('key'));
+  ensure(first !== undefined && /-----END [A-Z0-9 ]+-----\s*$/.test(cert), broken('cert')());
+  ensure(first.checkPrivateKey(privateKey), 'its "key" is not the key of the first certificate in "cert"');
+  attempt(
+    () => createSecureContext({ cert, key }),
+    ({ code }) => `its "cert" and "key" cannot be used together (${code})`,
   );
-  const key = attempt(() => createPrivateKey(pemParts(files.key, 'PRIVATE KEY')[0] ?? ''), broken('key'));
-  ensure(cert !== undefined && /-----END [A-Z0-9 ]+-----\s*$/.test(files.cert), broken('cert')());
-  ensure(cert.checkPrivateKey(key), 'its "key" is not the key of the first certificate in "cert"');
-  attempt(() => createSecureContext(files), ({ code }) => `its "cert" and "key" cannot be used together (${code})`);
 }
 
 /**
@@ -5548,7 +5547,7 @@ function readTokenObject(value: unknown, mistakes: Mistakes) {
 
 /** Reads a secret from its own file. White space around it is dropped, because editors end a file with a line feed. */
 function readSecretFile(path: unknown) {
-  return readSecret(readFile(path).text.trim(), true);
+  return readSecret(readFile(path).trim(), true);
 }
 
 /** Quotes, brackets and separators of other formats. After a quoting mistake they would become part of the secret. */
