@@ -5333,8 +5333,8 @@ function readBackend(value: unknown) {
   // Attack: bytes on an idle connection belong to no request; the next request would take them for its response.
   agent.on('free', (socket: Socket) => socket.once('data', destroyThis));
   const prefix = url.pathname.replace(/\/+$/, '');
-  // A path that ends in /v1 or /v2 counts too.
-  const [version, endpoint = 'send'] = /\/v[12](?:\/([^/]+)|$)/.exec(prefix) ?? [];
+  // A path that ends in /v1 or /v2 counts too, as that of sends.
+  const [, endpoint = ''] = /\/v[12]\/([^/]+)/.exec(`${prefix}/send`) ?? [];
   return {
     /** With userinfo: not for the log. */
     url,
@@ -5343,7 +5343,7 @@ function readBackend(value: unknown) {
     /** The path, without a slash at the end. */
     prefix,
     /** Whether the path is that of an endpoint, such as /v2/send. The gateway adds that itself. */
-    isEndpoint: version !== undefined && ROUTES.some(({ parts }) => parts[1] === endpoint),
+    isEndpoint: ROUTES.some(({ parts }) => parts[1] === endpoint),
     /** For node:http's client. */
     options: { protocol, hostname, port, agent },
     authorization: auth && `Basic ${Buffer.from(auth).toString('base64')}`,
@@ -5878,7 +5878,7 @@ function canMatch(token: Token, pattern: string) {
       [other, own[i] ?? '*'].find(isLiteral) ?? SAMPLES[other] ?? SAMPLES[own[i]!] ?? 'x'
     );
     try {
-      const path = segments.map((segment) => encodeURIComponent(segment)).join('/');
+      const path = segments.map(encodeURIComponent).join('/');
       const target = parseTarget(method === '*' ? route.method : method, `/${path}`);
       return Boolean(target.route && findGrant(alone, target));
     } catch { // the pattern spells what no target may have
