@@ -5105,12 +5105,12 @@ function placeOf(key: string, index: number) {
  * Makes a reader of strings, numbers or booleans from their text: the environment has only strings, and a file may have
  * 5 or "5".
  * @param expected completes the sentence "… is not …".
- * @param parse returns undefined for a text that is wrong.
+ * @param parse returns undefined for a text that is wrong, such as an empty one.
  */
 function scalarOf<T>(expected: string, parse: (text: string) => T | undefined): Reader<T> {
   return (value) => {
-    const text = typeof value === 'object' ? undefined : String(value);
-    const parsed = text === undefined ? undefined : parse(text);
+    const text = typeof value === 'object' ? '' : String(value);
+    const parsed = parse(text);
     const advice = adviceFor(`${text} is not ${expected}`);
     ensure(parsed !== undefined, `${showValue(value, 'the value')} is not ${expected}${advice}`);
     return parsed;
