@@ -5597,18 +5597,22 @@ function digestOf(secret: string) {
 // #region DEMO
 // Uses only the public interface, and so is an example of embedding.
 
+function print(text: string) {
+  writeOut(`${text}\n`);
+}
+
 /**
  * Starts a stand-in backend. It answers each POST as a send and each GET as a query, and prints the request, a message
  * on its own line.
  */
-function startDemoBackend(show: (line: string) => void) {
+function startDemoBackend() {
   return http.createServer(async (req, res) => {
     const body = await readAll(req).catch(() => undefined);
     if (body === undefined) return; // the client left
     const send = await new Response(body).json().catch(() => undefined);
     const lines = isObject(send) && send.message ? ['', `>>> ${send.message}`, ''] : [];
     lines.push(`backend got   ${req.method} ${req.url} ${body}`);
-    for (const line of lines) show(line.replace(/\p{Cc}/gu, ' ').slice(0, 500));
+    for (const line of lines) print(line.replace(/\p{Cc}/gu, ' ').slice(0, 500));
     const [status, json] = req.method === 'POST'
       ? [201, `{"timestamp":"${Date.now()}"}`]
       : [200, '{"versions":["v1","v2"],"build":2,"mode":"json-rpc","version":"unset"}'];
@@ -5617,11 +5621,11 @@ function startDemoBackend(show: (line: string) => void) {
 }
 
 /**
- * Starts a stand-in backend, and a gateway with a new token. Returns a first, short command; `print` shows the others
+ * Starts a stand-in backend, and a gateway with a new token. Returns a first, short command; the others are printed
  * after the first request. The log lines of requests would hide the messages, so only the level debug shows them.
  */
-async function runDemo(listen: string, level: string | undefined, print: (text: string) => void) {
-  const backend = startDemoBackend(print);
+async function runDemo(listen: string, level: string | undefined) {
+  const backend = startDemoBackend();
   await once(backend, 'listening');
   const [number, recipient] = ['+15550100001', '+15550100002'];
   const secret = randomBytes(16).toString('base64url'); // short: the first command fits into 80 columns
@@ -5713,8 +5717,7 @@ async function runCommand(args: string[], env: NodeJS.ProcessEnv, stdin: () => B
     const configured = file ?? values.backend ?? env.BACKEND_URL ?? env.API_TOKENS ?? env.API_TOKENS_FILE;
     const isAlone = (command ?? values.check ?? configured) === undefined;
     ensure(isAlone, '--demo brings its own backend and token, so it cannot be combined with configured ones');
-    const listen = values.listen ?? env.LISTEN ?? SETTINGS.listen[3];
-    return runDemo(listen, env.LOG_LEVEL, (text) => writeOut(`${text}\n`));
+    return runDemo(values.listen ?? env.LISTEN ?? SETTINGS.listen[3], env.LOG_LEVEL);
   }
   // `--check`, `render`, a start and a reload all load in the same way, so the configuration that was checked is the
   // one that runs.
