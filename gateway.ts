@@ -5360,8 +5360,10 @@ function isOrigin(text: string) {
  * this machine can connect. The only local name is localhost, because any other name may resolve to any address.
  */
 function parseListen(text: string) {
-  const isUnix = text.startsWith('unix:');
-  ensure(!isUnix, 'unix sockets are not supported; write 127.0.0.1:PORT, which only this machine can reach');
+  ensure(
+    !text.startsWith('unix:'),
+    'unix sockets are not supported; write 127.0.0.1:PORT, which only this machine can reach',
+  );
   const [, v6, name, digits] = /^(?:\[([0-9a-fA-F:.]+)\]|([^:[\]\s/]*)):([0-9]{1,5})$/.exec(text) ?? [];
   const [host, port] = [v6 ?? name ?? '', Number(digits)];
   if ((v6 !== undefined && isIP(v6) !== 6) || !(port <= 65535)) return undefined;
@@ -5517,8 +5519,10 @@ function readTokenWords(text: string, mistakes: Mistakes) {
       ensure(!isHalf, 'is too short for a secret; if it is part of the next name, write that without a space');
       const isName = !/[^=]/.test(secret) || /^[^=]*:$/.test(word);
       ensure(!isName, 'is a name without a secret, or a secret that ends in "=" or ":": write name=SECRET');
-      const isRemark = /^(?:#|\/\/)/.test(word);
-      ensure(!isRemark, 'looks like a comment, which needs its own line; if it is a secret, write name=SECRET');
+      ensure(
+        !/^(?:#|\/\/)/.test(word),
+        'looks like a comment, which needs its own line; if it is a secret, write name=SECRET',
+      );
       return readSecret(secret, true);
     });
     return { ...read, name };
@@ -5571,15 +5575,16 @@ function readSecret(secret: unknown, isBare = false) {
   }
   ensure(!/\p{Cc}/u.test(secret), 'has several lines, or a control character; keep one line with only the secret');
   ensure(!/^\s|\s$/.test(secret), 'starts or ends with white space');
-  const isQuoted = isBare && QUOTING.test(secret);
   ensure(
-    !isQuoted,
+    !(isBare && QUOTING.test(secret)),
     'starts or ends with a quote, a bracket or a brace, or contains ";", which would be part of the secret',
   );
   const isPasted = /sha256:|^(?=.*\s).*\b[0-9a-f]{64}\b/i.test(secret);
   ensure(!isPasted, 'contains a digest and more; write "sha256:" and its 64 digits, and nothing else');
-  const isLong = secret.length >= SECRET_MIN_LENGTH;
-  ensure(isLong, 'the secret is shorter than 16 characters; "gateway.ts token" makes a good one');
+  ensure(
+    secret.length >= SECRET_MIN_LENGTH,
+    'the secret is shorter than 16 characters; "gateway.ts token" makes a good one',
+  );
   return { digest: digestOf(secret), isHex: /^[0-9a-f]{64}$/i.test(secret) };
 }
 
