@@ -5977,7 +5977,7 @@ async function askBackend(core: Core, pauseMs = ASK_PAUSE_MS, upstream = core.up
     if (headers['x-request-id'] === requestId) asking.abort(new UsageError('own_address'));
   };
   server.on('request', stopIfOwn);
-  setTimeout(() => asking.abort(new Error('timeout')), ASK_TIMEOUT_MS).unref();
+  setTimeout(() => asking.abort(new Error('timeout')), ASK_TIMEOUT_MS).unref(); // ends an unread body, too
   try {
     const headers = { 'User-Agent': `signal-gateway/${VERSION}`, 'X-Request-Id': requestId };
     const response = await fetch(`${backend}/v1/about`, { headers, redirect: 'manual', signal: asking.signal });
