@@ -2405,7 +2405,6 @@ class RequestBody {
   readonly #exchange;
   readonly #declaredBytes; // undefined for a chunked body
   #limitBytes; // the largest body that is accepted
-  readonly #startedMs = performance.now();
   #owedBytes = 0; // how many bytes the client must send within #leftMs of reading
   #leftMs = 0;
   #chunksRead: Uint8Array[] = []; // of the head, or of a body that is read as a whole, until they are passed on
@@ -2429,7 +2428,7 @@ class RequestBody {
   async readCredential(): Promise<Credential | undefined> {
     if (this.#isComplete || !this.#exchange.rules.forms.has('body')) return undefined;
     const { auth } = await this.#scanHead();
-    return this.#notAnObject || auth === undefined ? undefined : { form: 'body', secret: auth };
+    return auth === undefined ? undefined : { form: 'body', secret: auth };
   }
 
   /**
@@ -2438,26 +2437,25 @@ class RequestBody {
    * @throws {Problem} as readCredential, and body_too_large, and what check throws.
    */
   async open(check: FieldCheck): Promise<Content> {
-    const target = this.#exchange.target!;
+    const { method, route } = this.#exchange.target!;
     this.#checkLength(this.#declaredBytes);
     const scan = await this.#scanHead();
     if (this.#notAnObject) {
-      if (target.route !== SEND_ROUTE) throw this.#notAnObject;
+      if (route !== SEND_ROUTE) throw this.#notAnObject;
       const { message } = this.#notAnObject;
       throw badJson(`${message} To send text or a form, use a token with "defaults" or "message".`);
     }
     scan.defers = false;
     scan.takeFields().forEach(check);
-    if (this.#exchange.bytesIn === 0) {
-      if (!says(target.route, 'body')) return undefined;
+    const isEmpty = this.#exchange.bytesIn === 0;
+    if (isEmpty && says(route, 'body')) {
       throw badJson('The body must be a JSON object, with Content-Length or chunked.');
     }
     // A route that needs no body acts on its path alone, before the gateway could refuse the rest; only a plugin may
     // read any body. The body of a GET is read only to find a credential, and is not relayed.
-    const { method, route } = target;
     const streams = route === undefined || says(route, 'body') || says(route, 'any-body');
     if (!this.#isComplete && (method === 'GET' || !streams)) throw tooLarge(HEAD_LIMIT_BYTES);
-    if (method === 'GET') return undefined;
+    if (isEmpty || method === 'GET') return undefined;
     // A small body is sent in one piece and can wait for a slot.
     if (this.#isComplete) return Buffer.concat(scan.cutBytes === 0 ? this.#chunksRead : scan.takePassed());
     // The backend gets the length now, so from here on the scanner replaces what it cuts with spaces.
@@ -2468,12 +2466,11 @@ class RequestBody {
   }
 
   /**
-   * Reads the whole body into memory.
-   * @param limitBytes the largest body accepted here; `limits.body` applies too.
+   * Reads the whole body into memory, to make a send from it.
    * @throws {Problem} body_too_large, busy, unsupported_encoding, request_timeout, client_left.
    */
-  async readWhole(limitBytes: number) {
-    this.#limitBytes = Math.min(limitBytes, this.#limitBytes);
+  async readWhole() {
+    this.#limitBytes = Math.min(PAYLOAD_LIMIT_BYTES, this.#limitBytes);
     this.#checkLength(this.#declaredBytes);
     this.countHeld(this.#exchange.bytesIn);
     while (!this.#isComplete) {
@@ -2556,7 +2553,7 @@ class RequestBody {
     if (exchange.bytesIn === 0) this.#begin();
     if (this.#owedBytes <= 0) [this.#leftMs, this.#owedBytes] = [stallTimeoutMs, PACE_BYTES];
     const sinceMs = performance.now();
-    const totalMs = token ? Infinity : this.#startedMs + stallTimeoutMs - sinceMs;
+    const totalMs = token ? Infinity : exchange.beganMs + stallTimeoutMs - sinceMs;
     const timeoutMs = Math.max(1, Math.min(this.#leftMs, totalMs));
     const chunk = await readChunk(exchange, req, timeoutMs, 'request_timeout', 'client_left', roomBytes) ??
       Buffer.alloc(0);
@@ -2685,7 +2682,7 @@ async function readSend(exchange: Exchange, body: RequestBody, check: FieldCheck
   }
   const payload = isGet
     ? readFields(readPairs(target.query, token), token)
-    : readPayload(token, await body.readWhole(PAYLOAD_LIMIT_BYTES), req.headers['content-type']);
+    : readPayload(token, await body.readWhole(), req.headers['content-type']);
   const send = checkSend(makeSend(token, payload), check);
   // A control character of a form takes six bytes in JSON: a form of 1 MiB can become a send of 6 MiB.
   body.countHeld(send.length);
@@ -2748,6 +2745,9 @@ const CHARSET = '(?: *; *charset=[\\w"-]+)?';
 const MULTIPART = new RegExp(`^multipart/form-data${CHARSET} *; *boundary${VALUE}${CHARSET}$`, 'iu');
 const DISPOSITION = new RegExp(`^content-disposition: *form-data *; *name${VALUE}(?: *; *${FILENAME})?[ \\t]*$`, 'imu');
 
+/** A part: its headers, and its content up to the CR LF whose line feed begins the next boundary. */
+const PART = /^\r\n([^\r\n]+(?:\r\n[^\r\n]+)*)\r\n\r\n(.*)\r$/s;
+
 /** Any header of a part, except one that declares the content encoded or a multipart form itself. */
 const PART_LINE = /^(?!content-transfer-encoding:(?! *(?:7bit|8bit|binary)$)|content-type:\s*multipart\/)([\w-]+):.*$/i;
 
@@ -2772,10 +2772,9 @@ function readMultipart(body: Buffer, contentType: string) {
  * file in a field such as `number` or `recipients` stays in that field, where it is refused later.
  */
 function readPart(part: string): Pair {
-  const headEnd = part.indexOf('\r\n\r\n', 2);
-  if (!part.startsWith('\r\n') || headEnd < 0 || !part.endsWith('\r')) failMultipart();
-  const head = Buffer.from(part.slice(2, headEnd), 'latin1').toString();
-  const bytes = Buffer.from(part.slice(headEnd + 4, -1), 'latin1');
+  const [, lines = '', content = ''] = PART.exec(part) ?? failMultipart();
+  const head = Buffer.from(lines, 'latin1').toString();
+  const bytes = Buffer.from(content, 'latin1');
   const headers = head.split('\r\n').map((line) => PART_LINE.exec(line)?.[1]?.toLowerCase() ?? failMultipart());
   if (new Set(headers).size < headers.length) failMultipart(); // one is given twice
   const found = DISPOSITION.exec(head) ?? failMultipart();
