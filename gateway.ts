@@ -1454,8 +1454,7 @@ class Exchange {
   readonly req;
   readonly res;
   readonly requestId = randomUUID();
-  readonly startedMs;
-  /** By performance.now(), which never goes back. */
+  /** When it began, by performance.now(), which never goes back. */
   readonly beganMs = performance.now();
   readonly client;
 
@@ -1509,7 +1508,6 @@ class Exchange {
     this.upstream = core.upstream;
     this.req = req;
     this.res = res;
-    this.startedMs = core.now();
     this.client = clientAddress(req, core.rules.trustedProxies);
   }
 
@@ -1739,7 +1737,7 @@ function logExchange(exchange: Exchange) {
   const origin = given === 'no_credential' ? unlistedOrigin(exchange) : undefined;
   const reason = origin ? 'origin_not_listed' : given;
   const token = exchange.token?.name;
-  const ms = Math.round(core.now() - exchange.startedMs);
+  const ms = Math.round(performance.now() - exchange.beganMs);
   // A flood must not fill a small computer's disk. Health checks, preflights and metrics are logged at debug level. So
   // are, beyond 30 a minute, the unauthenticated requests of an address, and the refusals of a token. These are counted
   // per code, so that harmless ones cannot hide what a stolen token tries. No address contains a space, so the keys
@@ -4416,7 +4414,7 @@ function openTunnel(exchange: Exchange, headers: readonly string[], socket: Dupl
   socket.once('close', () => {
     backend.destroy();
     core.tunnels.delete(exchange);
-    const ms = Math.round(core.now() - exchange.startedMs);
+    const ms = Math.round(performance.now() - exchange.beganMs);
     core.log('info', 'websocket closed', { requestId, client, token: token?.name, reason, bytesIn, bytesOut, ms });
   });
 }
