@@ -1517,7 +1517,7 @@ class Exchange {
     this.status = status;
     this.rest = rest;
     if (rest !== undefined && this.req.method !== 'HEAD') this.bytesOut = Buffer.byteLength(rest);
-    this.res.writeHead(status, statusText ?? http.STATUS_CODES[status] ?? '', headers);
+    this.res.writeHead(status, statusText, headers);
     // writeHead undoes this if the client still expects "100 Continue".
     if (!this.res.shouldKeepAlive) this.connection.beginClosing('continue_awaited');
   }
