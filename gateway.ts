@@ -972,7 +972,7 @@ function makeCore(settings: Settings, options: GatewayOptions) {
 }
 
 /** @param headersTimeout in milliseconds; the name is that of node:http. */
-function createServer(settings: AtStart, headersTimeout: number) {
+function createServer(settings: AtStart, headersTimeout: number): Gateway['server'] {
   const tls = tlsFiles(settings);
   const limits = {
     headersTimeout,
@@ -1287,8 +1287,8 @@ function applySettings(core: Core, settings: Settings) {
   const tls = tlsFiles(settings);
   // UNTIL Bun has setSecureContext: on Bun 1.4.5 a renewed certificate needs a restart, and each reload with TLS says
   // so (test "the gateway speaks TLS, and a reload brings…").
-  if (!tls !== !('setSecureContext' in server)) needsRestart.push('tls');
-  else if (tls) (server as https.Server).setSecureContext(tls); // for new connections
+  if (tls && 'setSecureContext' in server) server.setSecureContext(tls); // for new connections
+  else if (tls || 'setSecureContext' in server) needsRestart.push('tls');
   closeStaleTunnels(core);
   logRules(core, 'reloaded', { needsRestart: needsRestart.join(',') || undefined });
   return !isSameBackend;
@@ -1353,12 +1353,11 @@ function logRules({ rules, atStart, now, log }: Core, message: string, more: obj
  */
 async function startListening(core: Core) {
   const { server } = core;
-  const { host, port } = core.atStart.listen;
-  server.listen({ port, ...(host && { host }) });
+  server.listen(core.atStart.listen);
   await once(server, 'listening'); // rejects on 'error'
-  const { address, port: openedPort } = server.address() as AddressInfo;
+  const { address, port } = server.address() as AddressInfo;
   const scheme = tlsFiles(core.atStart) ? 'https' : 'http';
-  const url = `${scheme}://${isIP(address) === 6 ? `[${address}]` : address}:${openedPort}`;
+  const url = `${scheme}://${isIP(address) === 6 ? `[${address}]` : address}:${port}`;
   const warnOfCertificate = () =>
     certificateWarnings(core.rules, core.now()).forEach((warning) => core.log('warn', warning, {}));
   const timers = [
