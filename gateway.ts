@@ -3844,7 +3844,7 @@ async function connectInTurn(exchange: Exchange, request: http.RequestOptions, i
         const { code, name, message } = error as NodeJS.ErrnoException;
         throw unreachable(code ?? name, message);
       }
-      if (!gate.shut(exchange, error, openings)) throw error;
+      gate.shut(exchange, error, openings);
     }
   }
 }
@@ -4112,19 +4112,17 @@ class Gate {
   }
 
   /**
-   * Shuts the gate, because `connect` has failed.
+   * Shuts the gate, because `connect` has failed. The request may then `wait` or try again.
    * @param openings how often the gate had opened when that `connect` began: an older failure does not shut the gate.
-   * @returns whether it is the backend that failed, so that the request may `wait` or try again.
+   * @throws {Problem} the failure, if it is one of this machine.
    */
-  shut(exchange: Exchange, failure: unknown, openings: number) {
-    const isUnreachable = failure instanceof Problem && failure.code === 'backend_unreachable';
-    if (!isUnreachable || LOCAL_FAILURES.includes(failure.reason!)) return false;
-    if (openings < this.openings) return true;
+  shut({ core, rules }: Exchange, failure: Problem, openings: number) {
+    if (LOCAL_FAILURES.includes(failure.reason!)) throw failure;
+    if (openings < this.openings) return;
     const isNew = !this.isShut;
     this.#failure = failure;
-    if (isNew) this.#log(exchange.core, exchange.rules, 'the backend is unreachable: sends are waiting for it');
-    void this.#probe(exchange.core, exchange.rules);
-    return true;
+    if (isNew) this.#log(core, rules, 'the backend is unreachable: sends are waiting for it');
+    void this.#probe(core, rules);
   }
 
   /** Waits until the gate opens. @throws {Problem} the last failure, and what else ended the exchange. */
