@@ -4648,22 +4648,18 @@ function endSocket(core: Core, socket: Socket, last = '') {
  */
 function dropRest({ lingerMs, stallTimeoutMs }: Core, source: IncomingMessage | Socket, limitBytes: number) {
   return new Promise<void>((resolve) => {
-    const deadlineMs = performance.now() + stallTimeoutMs;
-    let leftBytes = limitBytes;
-    let timer: NodeJS.Timeout | undefined;
     const stop = () => {
-      clearTimeout(timer);
+      clearTimeout(silence);
+      clearTimeout(deadline);
       resolve();
     };
-    const wait = () => {
-      clearTimeout(timer);
-      timer = setTimeout(stop, Math.max(0, Math.min(lingerMs, deadlineMs - performance.now())));
-    };
-    wait();
+    const silence = setTimeout(stop, lingerMs);
+    const deadline = setTimeout(stop, stallTimeoutMs);
+    let leftBytes = limitBytes;
     source.once('end', stop).once('close', stop).on('data', ({ length }: Buffer) => {
       leftBytes -= length;
       if (leftBytes < 0) source.pause();
-      wait();
+      silence.refresh();
     }).resume();
   });
 }
