@@ -3741,7 +3741,7 @@ const NOT_TO_BACKEND = new Set([
  */
 async function relay(exchange: Exchange, content: Content, upgrade?: Side) {
   const { slots } = exchange.upstream;
-  const takeSocket = upgrade && listenEarly(exchange, upgrade);
+  const takeSocket = upgrade && listenEarly(upgrade);
   let incoming: IncomingMessage | undefined;
   try {
     const request = requestFor(exchange, content, upgrade !== undefined);
@@ -4359,16 +4359,15 @@ type Side = readonly [socket: Duplex, head: Buffer];
  * @returns a function that stops the reading. It returns the socket, with the bytes that the client has sent put back.
  *   A client must not send anything before the handshake is complete (RFC 6455 4.1).
  */
-function listenEarly(exchange: Exchange, [socket, head]: Side) {
+function listenEarly([socket, head]: Side) {
   const early = [head];
   const onData = (chunk: Buffer) => {
     if (early.push(chunk) > EARLY_LIMIT) socket.destroy();
   };
-  const onLeave = () => exchange.leave();
   // A connection that its client has half closed would delay the gateway's shutdown.
-  socket.on('data', onData).on('end', destroyThis).on('close', onLeave);
+  socket.on('data', onData).on('end', destroyThis);
   return () => {
-    socket.off('data', onData).off('end', destroyThis).off('close', onLeave);
+    socket.off('data', onData).off('end', destroyThis);
     socket.unshift(Buffer.concat(early));
     return socket;
   };
