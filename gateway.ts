@@ -1007,7 +1007,7 @@ function attachListeners(core: Core) {
 
 /** The listeners of the server's events. Because of `guardListeners`, none can crash the process. */
 function listenersOf(core: Core) {
-  const request = (req: IncomingMessage, res: ServerResponse, upgrade?: Side) => {
+  const request = (req: IncomingMessage, res: ServerResponse, upgrade?: Duplex) => {
     handleInTurn(core, req, res, upgrade).catch((error) => failEvent(core, error, [req]));
   };
   const upgrade = (req: IncomingMessage, socket: Duplex, head: Buffer) => {
@@ -1015,7 +1015,8 @@ function listenersOf(core: Core) {
     // response bypasses node:http's order of responses, so it must not get into an unfinished earlier one. No real
     // client sends an upgrade at that point.
     if (socket.destroyed || connectionOf(core, req.socket).due.length > 0) return void socket.destroy();
-    request(req, responseOn(socket, req), isWebSocket(req) ? [socket, head] : undefined);
+    socket.unshift(head); // listenEarly reads it
+    request(req, responseOn(socket, req), isWebSocket(req) ? socket : undefined);
   };
   return {
     request,
@@ -1174,7 +1175,7 @@ function watchConnection(core: Core, socket: Socket, isTls: boolean) {
  * Handles the requests of a connection one after the other, even if a client pipelines several (RFC 9112 9.3.2). In
  * parallel they could overtake each other at the backend, and one connection would count as many.
  */
-async function handleInTurn(core: Core, req: IncomingMessage, res: ServerResponse, upgrade?: Side) {
+async function handleInTurn(core: Core, req: IncomingMessage, res: ServerResponse, upgrade?: Duplex) {
   const { socket } = req;
   // A connection that was reset may still deliver requests, but has no address to check against `clients`.
   if (socket.remoteAddress === undefined) return void socket.destroy();
@@ -1592,7 +1593,7 @@ class Exchange {
  * each step gives the reason for its position.
  * @param upgrade the client's side, if the request opens a WebSocket.
  */
-async function handle(exchange: Exchange, upgrade?: Side) {
+async function handle(exchange: Exchange, upgrade?: Duplex) {
   const { core, req, rules, client } = exchange;
   const body = new RequestBody(exchange);
   begin(exchange);
@@ -3739,7 +3740,7 @@ const NOT_TO_BACKEND = new Set([
  * @param upgrade the client's side, if the request opens a WebSocket.
  * @throws {Problem} busy, backend_unreachable, backend_timeout, bad_backend_answer, and what ended the exchange.
  */
-async function relay(exchange: Exchange, content: Content, upgrade?: Side) {
+async function relay(exchange: Exchange, content: Content, upgrade?: Duplex) {
   const { slots } = exchange.upstream;
   const takeSocket = upgrade && listenEarly(upgrade);
   let incoming: IncomingMessage | undefined;
@@ -4351,16 +4352,13 @@ function isLarge(content: Content): content is Upload {
 // allowlist opens an unknown route, such as a plugin's, a WebSocket there is not checked either. A token with `senders`
 // or `recipients` cannot open such a route.
 
-/** One side of a WebSocket, and the bytes that were already read from it. */
-type Side = readonly [socket: Duplex, head: Buffer];
-
 /**
  * Reads from a client during its handshake. A socket that is not read does not report that its peer has left.
  * @returns a function that stops the reading. It returns the socket, with the bytes that the client has sent put back.
  *   A client must not send anything before the handshake is complete (RFC 6455 4.1).
  */
-function listenEarly([socket, head]: Side) {
-  const early = [head];
+function listenEarly(socket: Duplex) {
+  const early: Buffer[] = [];
   const onData = (chunk: Buffer) => {
     if (early.push(chunk) > EARLY_LIMIT) socket.destroy();
   };
