@@ -334,9 +334,6 @@ const SETTINGS = {
   'log.format': ['LOG_FORMAT', wordOf(['text', 'json']), 'text or json; if absent, text on a terminal'],
 } satisfies Record<string, Setting>;
 
-/** The path of a setting, such as `backend.url`. */
-type SettingPath = keyof typeof SETTINGS;
-
 /** The readers of a token's fields, by the field's name. `--help` describes the fields. */
 const TOKEN_READERS = {
   methods: readMethods,
@@ -357,7 +354,7 @@ const SETTING_ROWS = Object.entries<Setting>(SETTINGS);
 
 /** All settings, read and checked, by path, with the warnings and notes of their sources. */
 type Settings =
-  & { [P in SettingPath]: SettingValue<(typeof SETTINGS)[P]> }
+  & { [P in keyof typeof SETTINGS]: SettingValue<(typeof SETTINGS)[P]> }
   & { tokens: readonly TokenSettings[] }
   & Pick<Sources, 'warnings' | 'notes' | 'readFrom'>;
 
@@ -1382,8 +1379,7 @@ async function closeGateway(core: Core) {
   for (const exchange of core.running) if (exchange.stage === 'waiting') exchange.end(new Problem('shutting_down'));
   if (!server.listening) return;
   const closed = once(server, 'close');
-  server.close();
-  server.closeIdleConnections();
+  server.close(); // and its idle connections
   // UNTIL closeIdleConnections closes connections without a first byte: on Node 24 and Deno 2.9 it does not. On Bun it
   // does, and there `bytesRead` stays 0 (test "a connection on which no request has begun").
   for (const [socket, { speaker }] of core.connections) {
