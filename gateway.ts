@@ -1513,7 +1513,8 @@ class Exchange {
     this.status = status;
     this.rest = rest;
     if (rest !== undefined && this.req.method !== 'HEAD') this.bytesOut = Buffer.byteLength(rest);
-    this.res.writeHead(status, statusText, headers);
+    // Never undefined: after a text that writeHead refused, the text of the next call would be the same.
+    this.res.writeHead(status, statusText ?? http.STATUS_CODES[status], headers);
     // writeHead undoes this if the client still expects "100 Continue".
     if (!this.res.shouldKeepAlive) this.connection.beginClosing('continue_awaited');
   }
