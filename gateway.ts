@@ -1629,8 +1629,7 @@ async function handle(exchange: Exchange, upgrade?: Duplex) {
     // The first 64 KiB of the body are checked before the backend is contacted; a larger body is checked further while
     // it streams. If the gateway makes a send from the body, that send is checked.
     exchange.isMadeSend = makesSends(token) && target.route === SEND_ROUTE;
-    const check = (field: Field) => checkField(token, target, field);
-    const content = exchange.isMadeSend ? await readSend(exchange, body, check) : await body.open(check);
+    const content = exchange.isMadeSend ? await readSend(exchange, body) : await body.open();
 
     // Only once: see `relay`. A made send is not a WebSocket.
     await relay(exchange, content, exchange.isMadeSend ? undefined : upgrade);
@@ -2428,11 +2427,11 @@ class RequestBody {
 
   /**
    * Checks the head, and returns the body for the backend.
-   * @param check throws a Problem for a field that may not pass.
-   * @throws {Problem} as readCredential, and body_too_large, and what check throws.
+   * @throws {Problem} as readCredential and checkFields, and body_too_large.
    */
-  async open(check: FieldCheck): Promise<Content> {
-    const { method, route } = this.#exchange.target!;
+  async open(): Promise<Content> {
+    const { token, target } = this.#exchange;
+    const { method, route } = target!;
     this.#checkLength(this.#declaredBytes);
     const scan = await this.#scanHead();
     if (this.#notAnObject) {
@@ -2441,7 +2440,7 @@ class RequestBody {
       throw badJson(`${message} To send text or a form, use a token with "defaults" or "message".`);
     }
     scan.defers = false;
-    scan.takeFields().forEach(check);
+    checkFields(token!, route, scan.takeFields());
     const isEmpty = this.#exchange.bytesIn === 0;
     if (isEmpty && says(route, 'body')) {
       throw badJson('The body must be a JSON object, with Content-Length or chunked.');
@@ -2457,7 +2456,7 @@ class RequestBody {
     const length = this.#declaredBytes && this.#declaredBytes - scan.cutBytes;
     scan.keepLength = length !== undefined;
     this.#chunksRead = [];
-    return { chunks: (beforeEnd) => this.#chunks(scan, check, beforeEnd), length };
+    return { chunks: (beforeEnd) => this.#chunks(scan, beforeEnd), length };
   }
 
   /**
@@ -2560,15 +2559,16 @@ class RequestBody {
     return chunk;
   }
 
-  /** Yields the body of an upload as fast as it is consumed. @throws {Problem} as #next, and what `check` throws. */
-  async *#chunks(scan: BodyScan, check: FieldCheck, beforeEnd: () => Promise<void>) {
+  /** Yields the body of an upload as fast as it is consumed. @throws {Problem} as #next and checkFields. */
+  async *#chunks(scan: BodyScan, beforeEnd: () => Promise<void>) {
+    const { token, target } = this.#exchange;
     yield* scan.takePassed();
     while (!this.#isComplete) {
       const chunk = await this.#next();
       collectSoon(chunk);
       scan.write(chunk);
       if (this.#isComplete) scan.end();
-      scan.takeFields().forEach(check);
+      checkFields(token!, target!.route, scan.takeFields());
       if (this.#isComplete) await beforeEnd();
       yield* scan.takePassed();
     }
@@ -2662,10 +2662,10 @@ function makesSends({ defaults, message }: Token) {
 /**
  * Makes a send from the body, or from the query of a GET, and checks the send. A payload may take twenty times the
  * memory of its text, so none of it outlives this function, however long the request waits.
- * @throws {Problem} as readPayload, makeSend and check; bad_field if the query of a POST names a field that must not be
- *   lost.
+ * @throws {Problem} as readPayload, makeSend and checkSend; bad_field if the query of a POST names a field that must not
+ *   be lost.
  */
-async function readSend(exchange: Exchange, body: RequestBody, check: FieldCheck) {
+async function readSend(exchange: Exchange, body: RequestBody) {
   const { req } = exchange;
   const [token, target] = [exchange.token!, exchange.target!];
   const isGet = req.method === 'GET';
@@ -2678,7 +2678,7 @@ async function readSend(exchange: Exchange, body: RequestBody, check: FieldCheck
   const payload = isGet
     ? readFields(readPairs(target.query, token), token)
     : readPayload(token, await body.readWhole(), req.headers['content-type']);
-  const send = checkSend(makeSend(token, payload), check);
+  const send = checkSend(token, makeSend(token, payload));
   // A control character of a form takes six bytes in JSON: a form of 1 MiB can become a send of 6 MiB.
   body.countHeld(send.length);
   return send;
@@ -2950,11 +2950,11 @@ function isBlank(value: unknown = '') {
 /**
  * Checks a send as if a client had sent it.
  * @returns the body for the backend.
- * @throws {Problem} bad_field, and what `check` throws.
+ * @throws {Problem} as checkFields.
  */
-function checkSend(send: object, check: FieldCheck) {
+function checkSend(token: Token, send: object) {
   const bytes = Buffer.from(JSON.stringify(send));
-  BodyScan.fieldsOf(bytes, 'all').forEach(check);
+  checkFields(token, SEND_ROUTE, BodyScan.fieldsOf(bytes, 'all'));
   return bytes;
 }
 
@@ -3176,31 +3176,30 @@ interface Field {
   readonly value: string | undefined;
 }
 
-/** Checks a field of a body. @throws {Problem} if the field may not pass. */
-type FieldCheck = (field: Field) => void;
-
 /**
- * Checks one field of a body: first for what no token may send, then by the token's senders and recipients.
+ * Checks fields of a body: each first for what no token may send, then by the token's senders and recipients.
  * @throws {Problem} bad_field, sender_not_allowed, recipient_not_allowed.
  */
-function checkField(token: Token, { route }: Target, { key, value }: Field) {
-  const role = KEY_ROLES[key];
+function checkFields(token: Token, route: Route | undefined, fields: readonly Field[]) {
   const isSend = route?.group === 'send';
-  if (value === undefined && isSend && token.senders) {
-    throw badField(key, 'must name the sending account, because this token may not use all of them');
+  for (const { key, value } of fields) {
+    const role = KEY_ROLES[key];
+    if (value === undefined && isSend && token.senders) {
+      throw badField(key, 'must name the sending account, because this token may not use all of them');
+    }
+    // The backend ignores an empty `recipient`.
+    if (value === undefined || (isSend && key === 'recipient' && value === '')) continue;
+    const isRecipient = role === 'recipient' || role === 'member';
+    const isPerson = role === 'member' || says(route, 'to-groups') === false;
+    const unsafe = role === 'attachment' ? mistakeInAttachment(value) : mistakeInArgument(value);
+    const mistake = unsafe ?? (isRecipient && mistakeInRecipient(value, isPerson));
+    if (mistake) throw badField(key, mistake);
+    if (role === 'sender' && token.senders?.has(value) === false) {
+      throw withDetail('sender_not_allowed', `${PROBLEMS.sender_not_allowed[1]}${hintForNumber(value)}`);
+    }
+    const refusal = isRecipient && refusalOfRecipient(token, value);
+    if (refusal) throw refusal;
   }
-  // The backend ignores an empty `recipient`.
-  if (value === undefined || (isSend && key === 'recipient' && value === '')) return;
-  const isRecipient = role === 'recipient' || role === 'member';
-  const isPerson = role === 'member' || says(route, 'to-groups') === false;
-  const unsafe = role === 'attachment' ? mistakeInAttachment(value) : mistakeInArgument(value);
-  const mistake = unsafe ?? (isRecipient && mistakeInRecipient(value, isPerson));
-  if (mistake) throw badField(key, mistake);
-  if (role === 'sender' && token.senders?.has(value) === false) {
-    throw withDetail('sender_not_allowed', `${PROBLEMS.sender_not_allowed[1]}${hintForNumber(value)}`);
-  }
-  const refusal = isRecipient && refusalOfRecipient(token, value);
-  if (refusal) throw refusal;
 }
 
 /** The mistake in a value that becomes an argument of signal-cli, where "-" begins an option. */
@@ -5888,20 +5887,19 @@ function describeSends(token: Token) {
   const parts = [`become sends${token.message ? ', with the message from a template' : ''}`];
   if (fields) parts.push(`by default with ${fields}`);
   try {
-    const target = sendTarget(token);
-    checkSend(defaults, (field) => field.value !== undefined && checkField(token, target, field));
+    checkSendRoute(token);
+    const [number] = token.senders ?? []; // stands for the webhook's own, if the defaults have none
+    checkSend(token, { number, ...defaults });
   } catch (error) {
     parts.push(`warning: they will be refused: ${(error as Problem).message}`);
   }
   return parts.join('; ');
 }
 
-/** The target of a token's sends. @throws {Problem} if its allowlist lets them through neither by POST nor by GET. */
-function sendTarget(token: Token) {
-  const target = parseTarget('POST', '/v2/send');
-  const refusal = refusalOfEndpoint(token, target);
+/** @throws {Problem} if a token's allowlist lets its sends through neither by POST nor by GET. */
+function checkSendRoute(token: Token) {
+  const refusal = refusalOfEndpoint(token, parseTarget('POST', '/v2/send'));
   if (refusal && refusalOfEndpoint(token, parseTarget('GET', '/v2/send'))) throw refusal;
-  return target;
 }
 
 /**
@@ -5915,13 +5913,13 @@ function renderSend(settings: Settings, name: string, body: Buffer) {
   const names = tokens.map((known) => `"${known.name}"`).join(', ') || 'none';
   ensure(token !== undefined, `there is no token with that name; there are ${names}`);
   ensure(makesSends(token), `the token "${name}" has neither "defaults" nor "message", and relays bodies unchanged`);
-  const target = sendTarget(token);
+  checkSendRoute(token);
   const limitBytes = Math.min(PAYLOAD_LIMIT_BYTES, settings['limits.body']);
   if (body.length > limitBytes) throw tooLarge(limitBytes);
   // The Content-Type is not known here, but a multipart form begins with its boundary.
   const [, boundary] = /^--([^\r\n]+)\r\n[\w-]+:/.exec(body.toString('latin1', 0, 1000)) ?? [];
   const payload = readPayload(token, body, boundary && `multipart/form-data; boundary="${boundary}"`);
-  const send = checkSend(makeSend(token, payload), (field) => checkField(token, target, field));
+  const send = checkSend(token, makeSend(token, payload));
   return JSON.stringify(JSON.parse(send.toString()), null, 2);
 }
 
