@@ -2477,7 +2477,7 @@ class RequestBody {
   /**
    * Counts bytes in memory until the request is over: those of the body, and later those of the send made from it. The
    * larger number counts. If there are several tokens, each may use half of HELD_LIMIT_BYTES.
-   * @throws {Problem} busy, or body_too_large if these bytes alone are more than the token may use.
+   * @throws {Problem} busy.
    */
   countHeld(bytes: number) {
     const exchange = this.#exchange;
@@ -2488,7 +2488,7 @@ class RequestBody {
     if (allBytes <= HELD_LIMIT_BYTES && sumOf(runningLike(exchange), 'heldBytes') <= ownLimitBytes) return;
     // Freed at once; otherwise other requests at this moment would also be refused.
     exchange.heldBytes = 0;
-    throw bytes > ownLimitBytes ? tooLarge(ownLimitBytes) : new Problem('busy');
+    throw new Problem('busy');
   }
 
   /** Checks the declared length, or the number of bytes read so far. @throws {Problem} body_too_large. */
@@ -2597,12 +2597,6 @@ const SEND_FIELDS =
   ('message number recipients text_mode base64_attachments sticker mentions quote_timestamp quote_author quote_message ' +
     'quote_mentions edit_timestamp notify_self view_once link_preview').split(' ');
 
-/**
- * The plain names of the fields without which a message would go to the default recipients, too early, or without its
- * picture. Another spelling of one of these names is refused instead of dropped.
- */
-const NEVER_DROPPED = /^(?:number|recipients?|base64_attachments?|send_at)$/;
-
 /** Plain names that other programs use for recipients. If the value is not an address, the field is data. */
 const ADDRESSING = /^(?:to|targets?|destinations?|groups?(?:_?ids?)?|chat_?ids?|numbers|receivers|recipient.*)$/;
 
@@ -2676,7 +2670,7 @@ async function readSend(exchange: Exchange, body: RequestBody) {
     if (isLost) throw badField(name, 'is in the query, which is ignored for a POST');
   }
   const payload = isGet
-    ? readFields(readPairs(target.query, token), token)
+    ? readForm(target.query, token)
     : readPayload(token, await body.readWhole(), req.headers['content-type']);
   const send = checkSend(token, makeSend(token, payload));
   // A control character of a form takes six bytes in JSON: a form of 1 MiB can become a send of 6 MiB.
@@ -2697,7 +2691,7 @@ function readPayload(token: Token, body: Buffer, contentType = '') {
   if (!isUtf8(body)) throw badJson('The body is not JSON, a form or UTF-8 text.');
   if (/^(?:application\/x-www-form-urlencoded)?$/.test(type)) {
     const form = text.trim(); // a form from a file may begin with a byte order mark or end with a line feed
-    if (isHtmlForm(token, form)) return readFields(readPairs(form, token), token);
+    if (isHtmlForm(token, form)) return readForm(form, token);
     const isNamed = anyNamesSomebody(form.split(/[&;\n]|%0A/i), token);
     const doubt = isNamed ? NAMED_UNENCODED : hintFor(DOUBTS, form);
     if (doubt) throw badJson(`The body ${doubt}. With "Content-Type: text/plain" it is sent unchanged.`);
@@ -2794,8 +2788,11 @@ function anyNamesSomebody(pieces: readonly string[], { message: template }: Toke
   });
 }
 
-/** The fields of an HTML form or of a query. @throws {Problem} bad_json for what would be lost, cut off or garbled. */
-function readPairs(form: string, token: Token) {
+/**
+ * The payload of an HTML form or of a query.
+ * @throws {Problem} as readFields, and bad_json for what would be lost, cut off or garbled.
+ */
+function readForm(form: string, token: Token) {
   // URLSearchParams of Node garbles non-ASCII letters next to a "%" that does not begin an escape.
   const pairs = form.replace(/%(?![0-9a-f]{2})/gi, '%25').split('&').filter((pair) => pair.trim() !== '');
   // Encoders always write the "=", and never a space. A pair without a name is the rest of a value:
@@ -2812,7 +2809,8 @@ function readPairs(form: string, token: Token) {
     throw badJson('The percent-encoded bytes of the form are not UTF-8.');
   }
   // Next to a space that was not encoded, a "+" is meant literally: "message=C++ build failed".
-  return new URLSearchParams(pairs.map((pair) => pair.includes(' ') ? pair.replaceAll('+', '%2B') : pair).join('&'));
+  const literal = pairs.map((pair) => pair.includes(' ') ? pair.replaceAll('+', '%2B') : pair);
+  return readFields(new URLSearchParams(literal.join('&')), token);
 }
 
 /**
@@ -2924,9 +2922,12 @@ function plainName(name: string) {
   return name.normalize('NFKC').toLowerCase().replace(/^.*;|(?:\[|\.\d).*|[\s\p{C}@]/gsu, '');
 }
 
-/** Whether a field may not be dropped. If the gateway cannot use it, it refuses the payload. */
+/**
+ * Whether a field may not be dropped, because without it a message would go to the default recipients, too early, or
+ * without its picture. If the gateway cannot use the field, as in another spelling, it refuses the payload.
+ */
 function isNeverDropped(name: string) {
-  return NEVER_DROPPED.test(plainName(name));
+  return /^(?:number|recipients?|base64_attachments?|send_at)$/.test(plainName(name));
 }
 
 /**
