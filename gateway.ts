@@ -1432,7 +1432,7 @@ type Stage = 'received' | 'waiting' | 'sending' | 'sent' | 'answered' | 'tunnel'
  * How it ends early:
  *
  *   end(problem)     ends it, in any stage: keeps the first problem, destroys `underway` and wakes the current wait
- *   endedBy          that problem
+ *   endedBy          that problem, which the log line gives; `refuse` sets it if a step threw
  *   throwIfEnded()   throws it, before and after each wait, so that the steps stop and `refuse` responds
  *   leave()          its client has disconnected: `end`, unless the backend acts on it
  *   hasLeft          it then continues without a client and keeps its slot, until the response's head or a timeout
@@ -1465,7 +1465,6 @@ class Exchange {
   // Further fields of the log line.
   route: string | undefined;
   status = 0;
-  problem: Problem | undefined;
   bytesIn = 0;
   bytesOut = 0;
 
@@ -1712,7 +1711,7 @@ async function refuse(exchange: Exchange, thrown: unknown) {
   if (!req.complete && hasBody(req) && !res.headersSent) await new Promise(setImmediate);
   const error = exchange.endedBy ?? thrown; // a client that disconnected meanwhile is logged as client_left
   const problem = error instanceof Problem ? error : new Problem('internal_error');
-  exchange.problem = problem;
+  exchange.end(problem);
   // Only in the log. For other problems of a response that has begun, the log keeps the status that the client got.
   if (problem.code === 'client_left') exchange.status = problem.status;
   if (problem !== error) logInternalError(core, error, requestId);
@@ -1728,8 +1727,8 @@ async function refuse(exchange: Exchange, thrown: unknown) {
  * an origin that is not on `cors`.
  */
 function logExchange(exchange: Exchange) {
-  const { core, req, requestId, client, credential, route, status, problem, bytesIn, bytesOut } = exchange;
-  const { code, reason: given, status: worst = status, details: { hint } = {} } = problem ?? {};
+  const { core, req, requestId, client, credential, route, status, endedBy, bytesIn, bytesOut } = exchange;
+  const { code, reason: given, status: worst = status, details: { hint } = {} } = endedBy ?? {};
   const origin = given === 'no_credential' ? unlistedOrigin(exchange) : undefined;
   const reason = origin ? 'origin_not_listed' : given;
   const token = exchange.token?.name;
