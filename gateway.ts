@@ -2343,7 +2343,7 @@ signal_gateway_requests_waiting{for="backend"} ${count(isAtGate)}
 # HELP signal_gateway_slots_lent Slots lent to another request, because theirs has had no response for 30 s.
 # TYPE signal_gateway_slots_lent gauge
 signal_gateway_slots_lent ${count(({ slot }) => slot?.state === 'lent')}
-# HELP signal_gateway_backend_up 0 while the backend cannot be connected to, and at start until it has answered.
+# HELP signal_gateway_backend_up Whether the backend can be connected to; at start 0 until it has answered.
 # TYPE signal_gateway_backend_up gauge
 signal_gateway_backend_up ${Number(!gate.isShut && !answers.isAwaited)}
 # HELP signal_gateway_connections Open client connections.
@@ -2609,6 +2609,7 @@ const ADDRESS = /(?:^|,)[\s"'([]*(?:\w+:)?(?:(?:[+ ]|00)[ (]?[1-9](?:[ ()./-]{0,
 const NEVER_LATER = 'asks for a later time, but nothing is scheduled here; remove the field to send at once';
 const NOT_IN_A_SEND = 'is not a field of a send; a send has "number", "recipients" and "base64_attachments"';
 const NAMED_UNENCODED = 'names a recipient, but is not encoded as a form: encode each value (curl --data-urlencode)';
+const AS_TEXT = 'With "Content-Type: text/plain" it is sent unchanged.';
 const NAMED_ELSEWHERE =
   'names a recipient, which a send does in "recipients"; for a token with a "message" template it is data';
 
@@ -2693,7 +2694,7 @@ function readPayload(token: Token, body: Buffer, contentType = '') {
     if (isHtmlForm(token, form)) return readForm(form, token);
     const isNamed = anyNamesSomebody(form.split(/[&;\n]|%0A/i), token);
     const doubt = isNamed ? NAMED_UNENCODED : hintFor(DOUBTS, form);
-    if (doubt) throw badJson(`The body ${doubt}. With "Content-Type: text/plain" it is sent unchanged.`);
+    if (doubt) throw badJson(`The body ${doubt}. ${AS_TEXT}`);
   }
   return readFields([['message', cutText(text.replace(NOT_TEXT, ''))]], token);
 }
@@ -2756,8 +2757,8 @@ function readMultipart(body: Buffer, contentType: string) {
 }
 
 /**
- * The field of a part. A file becomes an attachment, as a data URI; the backend ends its file name at a semicolon. A
- * file in a field such as `number` or `recipients` stays in that field, where it is refused later.
+ * The field of a part. A file becomes an attachment, as a data URI; the backend ends its file name at a semicolon.
+ * @throws {Problem} bad_json, and bad_field for a file as `number` or `recipients`: the message would go to nobody.
  */
 function readPart(part: string): Pair {
   const [, lines = '', content = ''] = PART.exec(part) ?? failMultipart();
@@ -2768,11 +2769,11 @@ function readPart(part: string): Pair {
   const found = DISPOSITION.exec(head) ?? failMultipart();
   const [, name = '', file] = found.map((text) => text?.replaceAll('"', ''));
   if (file === undefined) return [name, isUtf8(bytes) ? bytes.toString() : failMultipart()];
+  if (isNeverDropped(name) && !/^base64/.test(name)) throw badField(name, 'must be text, not a file');
   const [, type = 'application/octet-stream'] = /^content-type:[ \t]*([\w.+/-]+)/im.exec(head) ?? [];
   const fileName = file.replace(/^.*[/\\]/s, '').replace(/[;,\p{Cc}]/gu, '_');
   const meta = `data:${type};${fileName && `filename=${fileName};`}base64,`;
-  const uri = bytes.length > 0 ? meta + bytes.toString('base64') : '';
-  return [isNeverDropped(name) && !/^base64/.test(name) ? name : 'base64_attachments', uri];
+  return ['base64_attachments', bytes.length > 0 ? meta + bytes.toString('base64') : ''];
 }
 
 function failMultipart(): never {
@@ -2797,7 +2798,7 @@ function readForm(form: string, token: Token) {
   // Encoders always write the "=", and never a space. A pair without a name is the rest of a value:
   // "message=Tom & Jerry".
   if (!pairs.every((pair) => /^[^\s;=]+=/.test(pair) || SEND_FIELDS.includes(pair))) {
-    throw badJson('The form has an "&" that was not encoded: write %26 (curl --data-urlencode), or send plain text.');
+    throw badJson(`The form has an "&" or ";" that was not encoded: write %26 (curl --data-urlencode). ${AS_TEXT}`);
   }
   // In a value that was not encoded. In a query its line feed was, because no URL has one.
   const isNamed = anyNamesSomebody(form.split(/[;\n]|%0A/i).slice(1), token);
