@@ -5005,7 +5005,7 @@ table(
   'message={"message":"x","recipients":["+15550100003"]}' ;; 'message={"recipients":["+15550100003"]}' ;; 'message=x\nrecipients: +15550100003'
   'message=x&amp;recipients=%2B15550100003' ;; 'amp;recipients=%2B15550100003&message=x'
   GET /v2/send?message=x;recipients=%2B15550100003 ;; GET /v2/send?message=x%0Arecipients=%2B15550100003
-  'message=x&amp;y' → "%26 (curl --data-urlencode)" ;; 'x;recipients=a.01' → "Content-Type: text/plain"
+  'message=x&amp;y' → "%26 (curl --data-urlencode)" ;; 'x;recipients=a.01' → "post it as text/plain"
   * ${MADE}
   'message=Tom %26 Jerry' → {"message":"Tom & Jerry"} ;; 'message=x&&' → {"message":"x"} ;; 'message=x&sticker&view_once' → {"message":"x"}
   'message=x%3Brecipients%3D%2B15550100003%0Arecipients%3Da' → {"message":"x;recipients=+15550100003\nrecipients=a"}

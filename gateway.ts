@@ -2609,7 +2609,6 @@ const ADDRESS = /(?:^|,)[\s"'([]*(?:\w+:)?(?:(?:[+ ]|00)[ (]?[1-9](?:[ ()./-]{0,
 const NEVER_LATER = 'asks for a later time, but nothing is scheduled here; remove the field to send at once';
 const NOT_IN_A_SEND = 'is not a field of a send; a send has "number", "recipients" and "base64_attachments"';
 const NAMED_UNENCODED = 'names a recipient, but is not encoded as a form: encode each value (curl --data-urlencode)';
-const AS_TEXT = 'With "Content-Type: text/plain" it is sent unchanged.';
 const NAMED_ELSEWHERE =
   'names a recipient, which a send does in "recipients"; for a token with a "message" template it is data';
 
@@ -2656,8 +2655,8 @@ function makesSends({ defaults, message }: Token) {
 /**
  * Makes a send from the body, or from the query of a GET, and checks the send. A payload may take twenty times the
  * memory of its text, so none of it outlives this function, however long the request waits.
- * @throws {Problem} as readPayload, makeSend and checkSend; bad_field if the query of a POST names a field that must not
- *   be lost.
+ * @throws {Problem} as readPayload, makeSend and checkSend; bad_field if the query of a POST names a field that must
+ *   not be lost.
  */
 async function readSend(exchange: Exchange, body: RequestBody) {
   const { req } = exchange;
@@ -2694,7 +2693,7 @@ function readPayload(token: Token, body: Buffer, contentType = '') {
     if (isHtmlForm(token, form)) return readForm(form, token);
     const isNamed = anyNamesSomebody(form.split(/[&;\n]|%0A/i), token);
     const doubt = isNamed ? NAMED_UNENCODED : hintFor(DOUBTS, form);
-    if (doubt) throw badJson(`The body ${doubt}. ${AS_TEXT}`);
+    if (doubt) throw badJson(`The body ${doubt}. With "Content-Type: text/plain" it is sent unchanged.`);
   }
   return readFields([['message', cutText(text.replace(NOT_TEXT, ''))]], token);
 }
@@ -2798,7 +2797,9 @@ function readForm(form: string, token: Token) {
   // Encoders always write the "=", and never a space. A pair without a name is the rest of a value:
   // "message=Tom & Jerry".
   if (!pairs.every((pair) => /^[^\s;=]+=/.test(pair) || SEND_FIELDS.includes(pair))) {
-    throw badJson(`The form has an "&" or ";" that was not encoded: write %26 (curl --data-urlencode). ${AS_TEXT}`);
+    throw badJson(
+      'The form has an "&" or ";" that was not encoded: write %26 (curl --data-urlencode), or post it as text/plain.',
+    );
   }
   // In a value that was not encoded. In a query its line feed was, because no URL has one.
   const isNamed = anyNamesSomebody(form.split(/[;\n]|%0A/i).slice(1), token);
