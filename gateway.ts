@@ -3741,13 +3741,14 @@ const NOT_TO_BACKEND = new Set([
 async function relay(exchange: Exchange, content: Content, upgrade?: Duplex) {
   const { slots } = exchange.upstream;
   const takeSocket = upgrade && listenEarly(upgrade);
+  const isUpgrade = upgrade !== undefined;
   let incoming: IncomingMessage | undefined;
   try {
-    const request = requestFor(exchange, content, upgrade !== undefined);
+    const request = requestFor(exchange, content, isUpgrade);
     const outgoing = await connectInTurn(exchange, request, isLarge(content));
-    incoming = await transmit(exchange, outgoing, content, upgrade !== undefined);
+    incoming = await transmit(exchange, outgoing, content, isUpgrade);
     slots.release(exchange);
-    const length = checkResponseHead(incoming, upgrade && 'websocket');
+    const length = checkResponseHead(incoming, isUpgrade);
     // UNTIL Node 22 is the oldest: after res.setHeader, Node 20.20 sends one of several Set-Cookie in an array.
     const headers = headersForClient(exchange, incoming);
     if (takeSocket && incoming.statusCode === 101) {
@@ -3953,17 +3954,17 @@ function lengthHeaders(method: string, content: Content) {
 /**
  * Refuses the head of a response that no honest backend sends: with it, a client could hang, take the bytes of one
  * response for those of another, or lose its credential on a redirect.
- * @param protocol the protocol that the client has asked for.
+ * @param isUpgrade whether the client has asked for a WebSocket.
  * @returns the length of the body, Infinity if it is not known.
  * @throws {Problem} bad_backend_answer.
  */
-function checkResponseHead({ statusCode: status = 0, headers }: IncomingMessage, protocol?: string) {
+function checkResponseHead({ statusCode: status = 0, headers }: IncomingMessage, isUpgrade: boolean) {
   const { 'content-length': length, 'content-encoding': encoding = 'identity', upgrade } = headers;
   const isBodiless = status === 204 || status === 205;
   const hasBadLength = length !== undefined &&
     (headers['transfer-encoding'] !== undefined || !/^[0-9]+$/.test(length) || (isBodiless && length !== '0'));
   const faults = {
-    unasked_upgrade: status < 200 && (protocol === undefined || upgrade?.toLowerCase() !== protocol),
+    unasked_upgrade: status < 200 && !(isUpgrade && upgrade?.toLowerCase() === 'websocket'),
     redirect: status >= 300 && status < 400 && status !== 304,
     compressed: encoding.toLowerCase() !== 'identity', // none was asked for
     bad_length: hasBadLength,
@@ -4098,7 +4099,7 @@ class Gate {
   /** The connection of the probe, while it tries to connect. `connect` sets it. */
   underway: Exchange['underway'];
   #failure: Problem | undefined; // the last one, while the gate is shut
-  #waiting: Exchange[] = [];
+  readonly #waiting: Exchange[] = [];
   #isProbing = false;
 
   get isShut() {
@@ -4127,16 +4128,17 @@ class Gate {
   /** Waits until the gate opens. @throws {Problem} the last failure, and what else ended the exchange. */
   async wait(exchange: Exchange) {
     if (exchange.gateWaitMs <= 0) throw this.#failure;
+    const { openings } = this;
     this.#waiting.push(exchange);
     void this.#probe(exchange.core, exchange.rules);
     try {
       exchange.gateWaitMs -= await exchange.standBy(
-        () => !this.holds(exchange),
+        () => this.openings > openings,
         exchange.gateWaitMs,
         () => this.#failure!,
       );
     } finally {
-      this.#waiting = this.#waiting.filter((other) => other !== exchange);
+      this.#waiting.splice(this.#waiting.indexOf(exchange), 1);
       this.stopIfIdle(exchange.core);
     }
   }
@@ -4172,11 +4174,9 @@ class Gate {
 
   #open(core: Core, rules: Rules) {
     this.#log(core, rules, 'the backend is reachable again');
-    const waiting = this.#waiting.sort((a, b) => a.readyMs - b.readyMs);
-    this.#waiting = [];
     this.#failure = undefined;
     this.openings++;
-    for (const exchange of waiting) exchange.wake();
+    for (const exchange of this.#waiting.sort((a, b) => a.readyMs - b.readyMs)) exchange.wake();
   }
 
   #log(core: Core, rules: Rules, message: string) {
@@ -4244,10 +4244,8 @@ class Slots {
 
   /** Lends overdue slots, and gives free slots to waiting requests. */
   serve(core: Core) {
-    let lent = this.#slots.filter(({ state }) => state === 'lent').length;
-    for (const slot of this.#slots) {
-      if (slot.state === 'overdue' && lent++ < core.rules['backend.parallel']) slot.state = 'lent';
-    }
+    const overdue = this.#slots.filter(({ state }) => state !== 'held');
+    for (const slot of overdue.slice(0, core.rules['backend.parallel'])) slot.state = 'lent';
     for (let line = this.#next(core.rules); line; line = this.#next(core.rules)) {
       const exchange = line.waiting.shift()!;
       const timer = setTimeout(() => this.#expire(exchange), core.slotTimeoutMs);
@@ -4322,10 +4320,10 @@ function connect(owner: Pick<Exchange, 'underway'>, request: http.RequestOptions
     };
     const onConnect = () => {
       clearTimeout(timer);
-      outgoing.off('error', onFailure).off('close', onFailure);
+      outgoing.off('close', onFailure);
       resolve(outgoing);
     };
-    outgoing.on('error', onFailure).on('close', onFailure).on('error', () => {}); // the last one stays
+    outgoing.on('error', onFailure).on('close', onFailure); // an error may come later, and must have a listener
     outgoing.on('socket', (socket) => {
       socket.off('data', destroyThis); // readBackend added it
       if (!socket.connecting) onConnect(); // a kept connection
