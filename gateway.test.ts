@@ -3887,7 +3887,7 @@ test('beyond 10,000 series, further ones are counted for all tokens together', (
   for (let i = 0; i < 10_005; i++) count(`t${i}`);
   for (const name of ['t0', 't9999', 't10000', 'new']) count(name);
   count('new', 401);
-  const core = { startedMs: 0, connections: new Map(), running: [], upstream: { gate: {}, answers: {} } };
+  const core = { startedMs: 0, connections: new Map(), running: [], upstream: { gate: {} } };
   const lines = metrics.render(core as unknown as Parameters<typeof metrics.render>[0]).split('\n');
   const series = lines.filter((line) => line.startsWith('signal_gateway_requests_total{'));
   const valueOf = (token: string, status = 200): string | undefined => {

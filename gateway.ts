@@ -2318,7 +2318,7 @@ class Metrics {
   }
 
   /** Writes all series. A test compares their names with docs/operating.md. */
-  render({ startedMs, connections, running, upstream: { gate, answers } }: Core) {
+  render({ startedMs, connections, running, upstream: { gate, isAwaited } }: Core) {
     const linesOf = (values: Map<string, number>) => Array.from(values, (pair) => pair.join(' ')).join('\n');
     const count = (test: (exchange: Exchange) => boolean) => running.filter(test).length;
     const isAtGate = (exchange: Exchange) => exchange.upstream.gate.holds(exchange);
@@ -2345,7 +2345,7 @@ signal_gateway_requests_waiting{for="backend"} ${count(isAtGate)}
 signal_gateway_slots_lent ${count(({ slot }) => slot?.state === 'lent')}
 # HELP signal_gateway_backend_up Whether the backend can be connected to; at start 0 until it has answered.
 # TYPE signal_gateway_backend_up gauge
-signal_gateway_backend_up ${Number(!gate.isShut && !answers.isAwaited)}
+signal_gateway_backend_up ${Number(!gate.isShut && !isAwaited)}
 # HELP signal_gateway_connections Open client connections.
 # TYPE signal_gateway_connections gauge
 signal_gateway_connections ${connections.size}
@@ -3855,7 +3855,7 @@ async function connectInTurn(exchange: Exchange, request: http.RequestOptions, i
  * @throws {Problem} bad_backend_answer, backend_timeout, busy, and what else ended the exchange.
  */
 async function transmit(exchange: Exchange, outgoing: http.ClientRequest, content: Content, isUpgrade: boolean) {
-  const { core, rules, target, upstream: { answers } } = exchange;
+  const { core, rules, target, upstream } = exchange;
   let incoming: IncomingMessage | undefined;
   let watch: NodeJS.Timeout | undefined;
   const onHead = (message: IncomingMessage) => {
@@ -3865,7 +3865,7 @@ async function transmit(exchange: Exchange, outgoing: http.ClientRequest, conten
     if (exchange.hasLeft) exchange.end(new Problem('client_left', `answered_${message.statusCode}`));
     exchange.stage = 'answered';
     if (target!.route?.group === 'send') core.metrics.countSend(exchange, message.statusCode!);
-    answers.note(exchange);
+    upstream.noteAnswer(exchange);
     exchange.wake();
   };
   outgoing.on('response', (message) => {
@@ -3896,7 +3896,7 @@ async function transmit(exchange: Exchange, outgoing: http.ClientRequest, conten
     }
     // A slot has its own timer, and a poll lasts as long as its client asks.
     if (!exchange.slot && target!.route?.group !== 'receive') {
-      watch = setTimeout(() => answers.miss(exchange), core.slotTimeoutMs);
+      watch = setTimeout(() => upstream.noteSilence(exchange), core.slotTimeoutMs);
     }
     const isHere = () => incoming !== undefined;
     // The handshake of a WebSocket may be ended while it waits, if its route needs no slot: such a route does not act.
@@ -4032,28 +4032,24 @@ function collectSoon(chunk: Uint8Array) {
 //
 // A large body acquires its slot within `transmit`, before its last byte.
 
-/** The gate and the slots of one `backend.url`, and what is known of its answers. */
+/**
+ * The gate and the slots of one `backend.url`, and whether it answers. One that hangs would leave no line in the log
+ * before `backend.timeout`, so one line reports that it has been silent for `slotTimeoutMs`, and another that it
+ * answers again. A request that needs no slot shows little about signal-cli, so its answer does not end the silence of
+ * other requests.
+ */
 class Upstream {
   readonly gate = new Gate();
   readonly slots = new Slots();
-  readonly answers = new Answers();
-}
-
-/**
- * Whether the backend answers. One that hangs would leave no line in the log before `backend.timeout`, so one line
- * reports that it has been silent for `slotTimeoutMs`, and another that it answers again. A request that needs no slot
- * shows little about signal-cli, so its answer does not end the silence of other requests.
- */
-class Answers {
   /** Whether `askBackend` waits for a first answer. */
   isAwaited = false;
-  /** When the last one came, by performance.now(): to a request that needs a slot, and to any. */
+  /** When the last answer came, by performance.now(): to a request that needs a slot, and to any. */
   readonly #lastMs = [-Infinity, -Infinity];
-  /** The index of the one that is missing while the backend is silent, else -1. */
+  /** The index of the answer that is missing while the backend is silent, else -1. */
   #missing = -1;
 
   /** Notes an answer to a request. */
-  note(exchange: Exchange) {
+  noteAnswer(exchange: Exchange) {
     const kind = Number(!needsSlot(exchange));
     this.#lastMs.fill(performance.now(), kind);
     this.isAwaited = false;
@@ -4066,11 +4062,11 @@ class Answers {
    * Notes that a request has had no answer for `slotTimeoutMs`. The backend is silent if it has answered no other in
    * that time. Otherwise a client that mixes slow requests with fast ones could repeat the two lines.
    */
-  miss(exchange: Exchange) {
+  noteSilence(exchange: Exchange) {
     if (exchange.stage !== 'sent' || exchange.endedBy) return;
     const kind = Number(!needsSlot(exchange));
     const restMs = this.#lastMs[kind]! + exchange.core.slotTimeoutMs - performance.now();
-    if (restMs > 1) return void setTimeout(() => this.miss(exchange), restMs).unref(); // a timer may be 1 ms early
+    if (restMs > 1) return void setTimeout(() => this.noteSilence(exchange), restMs).unref(); // timers may be 1 ms early
     if (this.#missing < 0) this.#log(exchange, 'the backend has not answered for 30 s');
     if (this.#missing !== 0) this.#missing = kind;
   }
@@ -4278,7 +4274,7 @@ class Slots {
 
   /** A request without a client ends when its slot is overdue. */
   #expire(exchange: Exchange) {
-    exchange.upstream.answers.miss(exchange);
+    exchange.upstream.noteSilence(exchange);
     if (exchange.hasLeft) return exchange.end(new Problem('client_left'));
     exchange.slot!.state = 'overdue';
     this.serve(exchange.core);
@@ -5947,12 +5943,11 @@ const ASK_HINTS: Hints = [
  */
 async function askBackend(core: Core, pauseMs = ASK_PAUSE_MS, upstream = core.upstream) {
   const { log, rules, server } = core;
-  const { answers } = upstream;
   const { name: backend, authorization } = rules['backend.url'];
   const isFirst = pauseMs === ASK_PAUSE_MS;
-  answers.isAwaited ||= isFirst;
+  upstream.isAwaited ||= isFirst;
   if (core.upstream !== upstream || core.draining) return;
-  if (!answers.isAwaited) return log('info', 'the backend answers', { backend });
+  if (!upstream.isAwaited) return log('info', 'the backend answers', { backend });
   const asking = new AbortController();
   const requestId = randomUUID();
   const stopIfOwn = ({ headers }: IncomingMessage) => {
@@ -5963,7 +5958,7 @@ async function askBackend(core: Core, pauseMs = ASK_PAUSE_MS, upstream = core.up
   try {
     const headers = { 'User-Agent': `signal-gateway/${VERSION}`, 'X-Request-Id': requestId };
     const response = await fetch(`${backend}/v1/about`, { headers, redirect: 'manual', signal: asking.signal });
-    answers.isAwaited = false;
+    upstream.isAwaited = false;
     if (response.status === 401 && authorization) return log('info', 'the backend answers', { backend, status: 401 });
     ensure(response.ok, `status ${response.status}`);
     const about = await response.json().catch(() => undefined);
