@@ -2541,9 +2541,9 @@ export const FAULTS: readonly { name: string; invariant: Invariant; text: string
   },
   {
     ...{ name: "an upload's count never given back", invariant: 3 },
-    text: "  const ownBytes = sumOf(runningLike(exchange), 'uploadBytes');",
-    becomes: `  const counts = exchange.core as never as Record<string, number>;
-  const ownBytes = counts[exchange.token!.name] = (counts[exchange.token!.name] ?? 0) + bytes;`,
+    text: "    const ownBytes = sumOf(runningLike(exchange), 'uploadBytes');",
+    becomes: `    const counts = exchange.core as never as Record<string, number>;
+    const ownBytes = counts[exchange.token!.name] = (counts[exchange.token!.name] ?? 0) + chunk.length;`,
   },
 ];
 

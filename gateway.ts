@@ -3927,22 +3927,14 @@ async function writeUpload(exchange: Exchange, outgoing: http.ClientRequest, upl
   };
   const write = writerTo(exchange, outgoing, rules['backend.timeout'], 'backend_timeout');
   for await (const chunk of upload.chunks(beforeEnd)) {
-    countUpload(exchange, chunk.length);
+    exchange.uploadBytes += chunk.length;
+    // Without a limit, one token could fill the backend's memory, because an upload needs no slot before its last byte.
+    const ownBytes = sumOf(runningLike(exchange), 'uploadBytes');
+    if (ownBytes > 2 * rules['limits.body']) throw new Problem('busy', 'unfinished_uploads');
     await write(chunk);
   }
   exchange.uploadBytes = 0;
   outgoing.end();
-}
-
-/**
- * Counts the bytes of a token's unfinished large bodies that the backend holds. Without a limit, one token could fill
- * the backend's memory, because an upload needs no slot before its last byte.
- * @throws {Problem} busy.
- */
-function countUpload(exchange: Exchange, bytes: number) {
-  exchange.uploadBytes += bytes;
-  const ownBytes = sumOf(runningLike(exchange), 'uploadBytes');
-  if (ownBytes > 2 * exchange.rules['limits.body']) throw new Problem('busy', 'unfinished_uploads');
 }
 
 /** The headers for the body's length (RFC 9112 6.3). node:http adds them only to headers that are an object. */
@@ -4223,8 +4215,8 @@ class Slots {
     try {
       exchange.slotWaitMs -= await exchange.standBy(() => exchange.slot !== undefined, exchange.slotWaitMs, 'busy');
     } finally {
-      const place = waiting.indexOf(exchange); // `serve` has taken it off the line if it has its slot
-      if (place >= 0) waiting.splice(place, 1);
+      // `serve` has taken it off the line if it has its slot.
+      if (!exchange.slot) waiting.splice(waiting.indexOf(exchange), 1);
     }
   }
 
@@ -4506,7 +4498,7 @@ const MEDIA_TYPE = /^(audio|video|image)\/(?!svg|[\w.+-]*xml)[\w.+-]+ *(?:;[^,]*
  */
 function headersForClient(exchange: Exchange, incoming: IncomingMessage) {
   const { req: { method }, target, isMadeSend } = exchange;
-  const { statusCode: status = 0 } = incoming;
+  const status = incoming.statusCode!;
   // Only `cors` decides which origins may read a response. Some proxies in front of a backend send "*".
   const passed = endToEndFields(incoming, (name) => name.startsWith('access-control-'));
   const own = ownHeaders(exchange);
