@@ -1827,7 +1827,7 @@ function parseTarget(method: string, raw: string) {
   // matches the printable characters of ASCII, "!" to "~", except "#" and "\\".
   if (!/^\/[!"$-[\]-~]*$/.test(raw)) throw badTarget('it must be a path of printable ASCII without "\\" and "#"');
   if (/%(?![0-9a-f]{2})/i.test(raw)) throw badTarget('a percent sign must be followed by two hexadecimal digits');
-  const [path, query] = splitAt(raw, '?');
+  const [, path = '', query = ''] = /^([^?]*)\??(.*)$/.exec(raw)!;
 
   // Attack: the backend treats /v1%2Fregister as /v1/register, and %252B as a plus. A proxy may decode differently.
   if (/%(?:2f|5c|2e|25)/i.test(path)) throw badTarget('its path contains an encoded slash, backslash, dot or "%"');
@@ -1872,7 +1872,7 @@ function parseQuery(query: string, isOfSend: boolean) {
   // exactly the query that was checked.
   const encoded = query.replace(/["'<>]/g, (char) => `%${char.charCodeAt(0).toString(16).toUpperCase()}`);
   for (const pair of encoded.split('&').filter(Boolean)) {
-    const [left, right] = splitAt(pair.replaceAll('+', ' '), '=');
+    const [, left = '', right = ''] = /^([^=]*)=?(.*)$/.exec(pair.replaceAll('+', ' '))!;
     const name = decodePart(left);
     const value = decodePart(right, isOfSend && name === 'message');
     if (CREDENTIAL_PARAMETERS.includes(name)) secrets.push(value);
@@ -1889,12 +1889,6 @@ function parseQuery(query: string, isOfSend: boolean) {
     /** The secret in its `@auth` parameter. */
     querySecret: onlyOne(secrets),
   };
-}
-
-/** The texts before and after the first separator. Without a separator the second is empty. */
-function splitAt(text: string, separator: string): [before: string, after: string] {
-  const [before = ''] = text.split(separator, 1);
-  return [before, text.slice(before.length + 1)];
 }
 
 /**
@@ -2465,12 +2459,11 @@ class RequestBody {
   async readWhole() {
     this.#limitBytes = Math.min(PAYLOAD_LIMIT_BYTES, this.#limitBytes);
     this.#checkLength(this.#declaredBytes);
-    this.countHeld(this.#exchange.bytesIn);
-    while (!this.#isComplete) {
-      gatherChunk(this.#chunksRead, await this.#next());
+    for (;;) {
       this.countHeld(this.#exchange.bytesIn);
+      if (this.#isComplete) return Buffer.concat(this.#chunksRead.splice(0));
+      gatherChunk(this.#chunksRead, await this.#next());
     }
-    return Buffer.concat(this.#chunksRead.splice(0));
   }
 
   /**
@@ -2659,18 +2652,16 @@ function makesSends({ defaults, message }: Token) {
  *   not be lost.
  */
 async function readSend(exchange: Exchange, body: RequestBody) {
-  const { req } = exchange;
   const [token, target] = [exchange.token!, exchange.target!];
-  const isGet = req.method === 'GET';
   exchange.target = { ...target, method: SEND_ROUTE.method, query: '' };
   for (const [name, value] of target.parameters) {
     if (name.startsWith('@')) throw badField(name, `is a parameter of secured-signal-api; ${MIGRATING}`);
-    const isLost = !isGet && (isNeverDropped(name) || namesSomebody(name, value));
+    const isLost = !target.isSendByGet && (isNeverDropped(name) || namesSomebody(name, value));
     if (isLost) throw badField(name, 'is in the query, which is ignored for a POST');
   }
-  const payload = isGet
+  const payload = target.isSendByGet
     ? readForm(target.query, token)
-    : readPayload(token, await body.readWhole(), req.headers['content-type']);
+    : readPayload(token, await body.readWhole(), exchange.req.headers['content-type']);
   const send = checkSend(token, makeSend(token, payload));
   // A control character of a form takes six bytes in JSON: a form of 1 MiB can become a send of 6 MiB.
   body.countHeld(send.length);
