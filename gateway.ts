@@ -1165,7 +1165,7 @@ function watchConnection(core: Core, socket: Socket, isTls: boolean) {
   const [evicted] = [...connections].find(([, { token }]) => token === undefined)!;
   connections.delete(evicted);
   evicted.destroy();
-  warnRarely(core, 'limits.connections is reached: unauthenticated connections are closed for new ones', {});
+  warnRarely(core, 'limits.connections is reached: unauthenticated connections are closed for new ones');
 }
 
 /**
@@ -1357,7 +1357,7 @@ async function startListening(core: Core) {
   const scheme = tlsFiles(core.atStart) ? 'https' : 'http';
   const url = `${scheme}://${isIP(address) === 6 ? `[${address}]` : address}:${port}`;
   const warnOfCertificate = () =>
-    certificateWarnings(core.rules, core.now()).forEach((warning) => core.log('warn', warning, {}));
+    certificateWarnings(core.rules, core.now()).forEach((warning) => core.log('warn', warning));
   const timers = [
     setInterval(closeStaleTunnels, TUNNEL_SWEEP_MS, core).unref(),
     setInterval(warnOfCertificate, DAY_MS).unref(),
@@ -1383,7 +1383,7 @@ async function closeGateway(core: Core) {
   // UNTIL closeIdleConnections closes connections without a first byte: on Node 24 and Deno 2.9 it does not. On Bun it
   // does, and there `bytesRead` stays 0 (test "a connection on which no request has begun").
   for (const [socket, { speaker }] of core.connections) {
-    if (!speaker || (speaker.bytesRead === 0 && !('Bun' in globalThis))) socket.destroy();
+    if (!speaker?.bytesRead && !('Bun' in globalThis)) socket.destroy();
   }
   const { shutdown } = core.rules;
   const deadlines = [
@@ -1395,7 +1395,7 @@ async function closeGateway(core: Core) {
   // The requests that still run have lost their client: see Exchange.leave. Each of them still gets its log line.
   for (const exchange of core.running) exchange.end(new Problem('client_left'));
   for (let turn = 0; core.running.length > 0 && turn < 100; turn++) await new Promise(setImmediate);
-  core.log('info', 'stopped', {});
+  core.log('info', 'stopped');
 }
 
 /** Ends the running requests. The status tells the client whether the backend may have the request. */
@@ -4683,7 +4683,7 @@ function normalizeAddress(address = '0.0.0.0') {
 // #region LOG
 
 /** Logs one event. A field that is undefined is left out; none is named time, level or message. */
-type Log = (level: Level, message: string, fields: object) => void;
+type Log = (level: Level, message: string, fields?: object) => void;
 
 /** One line per event. Every value is made by the gateway or quoted as JSON, so that no value can forge a line. */
 function makeLog(settings: AtStart, now: () => number, metrics: Metrics, sink: GatewayOptions['log']) {
@@ -4758,7 +4758,7 @@ function logInternalError(core: Core, error: unknown, requestId?: string) {
 }
 
 /** Logs a warning, at most once a minute. For warnings that an unauthenticated client can trigger. */
-function warnRarely(core: Core, message: string, fields: object) {
+function warnRarely(core: Core, message: string, fields?: object) {
   const waitMs = core.rateLimiter.take(`warning: ${message}`, WARNING_RATE, core.now());
   if (waitMs === 0) core.log('warn', message, fields);
 }
