@@ -1021,7 +1021,7 @@ function listenersOf(core: Core) {
     checkExpectation: request, // RFC 9110 10.1.1: an unknown expectation may be ignored
     upgrade,
     connect: upgrade,
-    connection: (socket: Socket) => watchConnection(core, socket, 'setSecureContext' in core.server),
+    connection: (socket: Socket) => watchConnection(core, socket),
     /** With https, the socket that speaks HTTP is available after the handshake. */
     secureConnection: (speaker: Socket) => void (connectionOf(core, speaker).speaker = speaker),
     /** Disconnects a client that does not read its response or is idle between requests, but not one that waits. */
@@ -1158,9 +1158,9 @@ function connectionOf({ connections }: Core, speaker: Socket) {
  * connections, which cost an attacker nothing, would lock all clients out. There is always one to close, because the
  * new connection is itself unauthenticated.
  */
-function watchConnection(core: Core, socket: Socket, isTls: boolean) {
-  const { connections } = core;
-  connectionOf(core, socket).speaker = isTls ? undefined : socket; // see `secureConnection`
+function watchConnection(core: Core, socket: Socket) {
+  const { connections, server } = core;
+  connectionOf(core, socket).speaker = 'setSecureContext' in server ? undefined : socket; // see `secureConnection`
   if (connections.size <= core.atStart['limits.connections']) return;
   const [evicted] = [...connections].find(([, { token }]) => token === undefined)!;
   connections.delete(evicted);
@@ -1594,8 +1594,12 @@ async function handle(exchange: Exchange, upgrade?: Duplex) {
   const body = new RequestBody(exchange);
   begin(exchange);
   try {
-    // First: a health check needs no token and is answered even during a shutdown. The response is only "ok".
-    if ((req.method === 'GET' || req.method === 'HEAD') && req.url === '/healthz') return respondHealth(exchange);
+    // First: a health check is answered even during a shutdown. It needs no token, so the response reveals nothing about
+    // the backend, the version or the tokens.
+    if ((req.method === 'GET' || req.method === 'HEAD') && req.url === '/healthz') {
+      exchange.route = '/healthz';
+      return respondText(exchange, 'ok\n', 'text/plain');
+    }
     if (core.draining) throw new Problem('shutting_down');
 
     // Before the refusals below, because if a preflight fails, the browser sends no request and the page gets no
@@ -1680,12 +1684,6 @@ function claimConnection({ core: { connections, atStart }, rules, connection, to
 /** The transport socket of a connection. On Node and Deno the TLS socket wraps it. */
 function transportSocket(socket: Socket & { _parent?: Socket | null }) {
   return socket._parent ?? socket;
-}
-
-/** Reports that the gateway runs. Needs no token, so it reveals nothing about the backend, version or tokens. */
-function respondHealth(exchange: Exchange) {
-  exchange.route = '/healthz';
-  respondText(exchange, 'ok\n', 'text/plain');
 }
 
 /** Responds with a text from the gateway itself. */
