@@ -2166,7 +2166,8 @@ function refusalOfEndpoint(token: Token, target: Target, client?: string) {
   if (!isKnown && (senders || recipients)) {
     return new Problem('endpoint_not_allowed', 'unknown_route_for_confined_token');
   }
-  const account = segments[route?.parts.indexOf(':number') ?? -1];
+  const parameter = (name: string) => segments[route?.parts.indexOf(name) ?? -1];
+  const account = parameter(':number');
   if (senders && account !== undefined && !senders.has(account)) return new Problem('sender_not_allowed');
   // A route without an account shows the data of all accounts, such as all attachments, so a pattern must name it.
   const showsAll = account === undefined && !says(route, 'no-account');
@@ -2184,7 +2185,7 @@ function refusalOfEndpoint(token: Token, target: Target, client?: string) {
     if (mistake) return badField(name, mistake);
   }
   // A token that may not send to a group may not change it.
-  const group = segments[route?.parts.indexOf(':groupid') ?? -1];
+  const group = parameter(':groupid');
   return group === undefined || method === 'GET' ? undefined : refusalOfRecipient(token, group);
 }
 
@@ -2193,11 +2194,11 @@ function refusalOfEndpoint(token: Token, target: Target, client?: string) {
  * `covered` if only a group or a wildcard opens it. `GET /v1/search/*` names /v1/search/+4915; `GET /v1/*` covers it.
  */
 function findGrant(token: Token, target: Target) {
-  const { groups, patterns, written } = token.allow;
+  const { groups, patterns } = token.allow;
   const { segments, route } = target;
   // Only its own pattern opens a send by GET, because `GET *` is meant to allow reads. The same holds for the metrics.
   if (target.isSendByGet) {
-    return makesSends(token) && written.includes('GET /v2/send') ? 'named' : undefined;
+    return makesSends(token) && groups.has('GET /v2/send') ? 'named' : undefined;
   }
   if (route === METRICS_ROUTE) return groups.has('metrics') || groups.has('GET /metrics') ? 'named' : undefined;
   const matches = patterns.filter(({ method, parts }) =>
@@ -2375,15 +2376,8 @@ function seriesIn(map: Map<string, number>, name: string, token: Token | undefin
 // body, only the head is read. No byte is read before it is needed, as `Expect: 100-continue` requires. In this section
 // "head" means the head of a body, not the headers.
 
-/** The body for the backend: none, one piece (a small body or a made send), or the stream of a large one. */
-type Content = Uint8Array | Upload | undefined;
-
-/** A large body, in pieces. `chunks` calls `beforeEnd` before it yields the pieces with the last byte. */
-interface Upload {
-  chunks(beforeEnd: () => Promise<void>): AsyncGenerator<Uint8Array>;
-  /** Undefined if the client did not declare it. */
-  readonly length: number | undefined;
-}
+/** The body for the backend: none, one piece (a small body or a made send), or a large body, which streams. */
+type Content = Uint8Array | RequestBody | undefined;
 
 /** Reads a request's body: first the head, then, only after the credential was accepted, the rest. */
 class RequestBody {
@@ -2444,10 +2438,34 @@ class RequestBody {
     // A small body is sent in one piece and can wait for a slot.
     if (this.#isComplete) return Buffer.concat(scan.cutBytes === 0 ? this.#chunksRead : scan.takePassed());
     // The backend gets the length now, so from here on the scanner replaces what it cuts with spaces.
-    const length = this.#declaredBytes && this.#declaredBytes - scan.cutBytes;
-    scan.keepLength = length !== undefined;
+    scan.keepLength = this.#declaredBytes !== undefined;
     this.#chunksRead = [];
-    return { chunks: (beforeEnd) => this.#chunks(scan, beforeEnd), length };
+    return this;
+  }
+
+  /** The length of a large body without its credential. Undefined if the client did not declare it. */
+  get length() {
+    return this.#declaredBytes && this.#declaredBytes - this.#scan!.cutBytes;
+  }
+
+  /**
+   * Yields a large body as fast as it is consumed.
+   * @param beforeEnd is called before the pieces with the last byte.
+   * @throws {Problem} as #next and checkFields.
+   */
+  async *chunks(beforeEnd: () => Promise<void>) {
+    const scan = this.#scan!;
+    const { token, target } = this.#exchange;
+    yield* scan.takePassed();
+    while (!this.#isComplete) {
+      const chunk = await this.#next();
+      collectSoon(chunk);
+      scan.write(chunk);
+      if (this.#isComplete) scan.end();
+      checkFields(token!, target!.route, scan.takeFields());
+      if (this.#isComplete) await beforeEnd();
+      yield* scan.takePassed();
+    }
   }
 
   /**
@@ -2547,21 +2565,6 @@ class RequestBody {
     this.#checkLength(exchange.bytesIn);
     this.#isComplete = chunk.length === 0 || exchange.bytesIn === this.#declaredBytes;
     return chunk;
-  }
-
-  /** Yields the body of an upload as fast as it is consumed. @throws {Problem} as #next and checkFields. */
-  async *#chunks(scan: BodyScan, beforeEnd: () => Promise<void>) {
-    const { token, target } = this.#exchange;
-    yield* scan.takePassed();
-    while (!this.#isComplete) {
-      const chunk = await this.#next();
-      collectSoon(chunk);
-      scan.write(chunk);
-      if (this.#isComplete) scan.end();
-      checkFields(token!, target!.route, scan.takeFields());
-      if (this.#isComplete) await beforeEnd();
-      yield* scan.takePassed();
-    }
   }
 }
 
@@ -3908,7 +3911,7 @@ async function transmit(exchange: Exchange, outgoing: http.ClientRequest, conten
  * count towards `backend.timeout`.
  * @throws {Problem} busy if the backend would hold too many unfinished bytes of one token, and as `waitUntil`.
  */
-async function writeUpload(exchange: Exchange, outgoing: http.ClientRequest, upload: Upload) {
+async function writeUpload(exchange: Exchange, outgoing: http.ClientRequest, upload: RequestBody) {
   const { rules, upstream } = exchange;
   const beforeEnd = async () => {
     await upstream.slots.acquire(exchange);
@@ -4313,7 +4316,7 @@ function connect(owner: Pick<Exchange, 'underway'>, request: http.RequestOptions
 const unreachable = (reason: string, hint?: string) => new Problem('backend_unreachable', reason, { hint });
 
 /** Whether the body for the backend is larger than the head, and so a stream. */
-function isLarge(content: Content): content is Upload {
+function isLarge(content: Content): content is RequestBody {
   return content !== undefined && 'chunks' in content;
 }
 
