@@ -3917,13 +3917,12 @@ async function writeUpload(exchange: Exchange, outgoing: http.ClientRequest, upl
     await upstream.slots.acquire(exchange);
     exchange.stage = 'sent';
   };
-  const write = writerTo(exchange, outgoing, rules['backend.timeout'], 'backend_timeout');
   for await (const chunk of upload.chunks(beforeEnd)) {
     exchange.uploadBytes += chunk.length;
     // Without a limit, one token could fill the backend's memory, because an upload needs no slot before its last byte.
     const ownBytes = sumOf(runningLike(exchange), 'uploadBytes');
     if (ownBytes > 2 * rules['limits.body']) throw new Problem('busy', 'unfinished_uploads');
-    await write(chunk);
+    await writeChunk(exchange, outgoing, chunk, rules['backend.timeout'], 'backend_timeout');
   }
   exchange.uploadBytes = 0;
   outgoing.end();
@@ -3963,7 +3962,6 @@ function checkResponseHead({ statusCode: status = 0, headers }: IncomingMessage,
  */
 async function relayBody(exchange: Exchange, incoming: IncomingMessage, length: number) {
   const { res, core, rules } = exchange;
-  let write: ReturnType<typeof writerTo> | undefined;
   while (exchange.bytesOut < length) {
     const chunk = await readChunk(
       exchange,
@@ -3977,21 +3975,26 @@ async function relayBody(exchange: Exchange, incoming: IncomingMessage, length: 
     collectSoon(chunk);
     // The last chunk is written with the end, so that no response looks complete too early.
     if (exchange.bytesOut === length) exchange.rest = chunk;
-    else await (write ??= writerTo(exchange, res, core.stallTimeoutMs, 'client_left'))(chunk);
+    else await writeChunk(exchange, res, chunk, core.stallTimeoutMs, 'client_left');
   }
 }
 
-/** Returns a function that writes a chunk, and waits until the stream has room for the next. */
-function writerTo(exchange: Exchange, stream: Writable, timeoutMs: number, late: ProblemCode) {
-  let hasRoom = true;
-  stream.on('drain', () => {
-    hasRoom = true;
-    exchange.wake();
-  });
-  return async (chunk: Uint8Array) => {
-    hasRoom = stream.write(chunk);
-    await exchange.waitUntil(() => hasRoom, timeoutMs, late);
-  };
+/** Writes a chunk, and waits until the stream has room for the next. @throws {Problem | EarlyResponse} as waitUntil. */
+async function writeChunk(
+  exchange: Exchange,
+  stream: Writable,
+  chunk: Uint8Array,
+  timeoutMs: number,
+  late: ProblemCode,
+) {
+  let hasRoom = stream.write(chunk);
+  if (!hasRoom) {
+    stream.once('drain', () => {
+      hasRoom = true;
+      exchange.wake();
+    });
+  }
+  await exchange.waitUntil(() => hasRoom, timeoutMs, late);
 }
 
 /**
@@ -4458,19 +4461,18 @@ function problemResponse(problem: Problem, requestId: string, req?: IncomingMess
  * A page of another site could load the response as a picture or in a frame, and learn its size and whether something
  * exists. Two headers prevent that if a browser adds the credential automatically, or none is needed.
  */
-function ownHeaders({ req, rules, credential, requestId }: Exchange): Record<string, string> {
-  const own = { 'X-Request-Id': requestId };
+function ownHeaders({ req, rules, credential, requestId }: Exchange) {
+  const own: Record<string, string> = { 'X-Request-Id': requestId };
   const { origin = '' } = req.headers;
   if (rules.cors.has(origin)) {
-    return {
-      ...own,
-      'Access-Control-Allow-Origin': origin,
-      'Access-Control-Expose-Headers': 'Retry-After, X-Request-Id',
-      'Vary': 'Origin',
-    };
+    own['Access-Control-Allow-Origin'] = origin;
+    own['Access-Control-Expose-Headers'] = 'Retry-After, X-Request-Id';
+    own['Vary'] = 'Origin';
+  } else if (rules.anonymous || credential?.form === 'basic') {
+    own['Cross-Origin-Resource-Policy'] = 'same-origin';
+    own['X-Frame-Options'] = 'SAMEORIGIN';
   }
-  if (!rules.anonymous && credential?.form !== 'basic') return own;
-  return { ...own, 'Cross-Origin-Resource-Policy': 'same-origin', 'X-Frame-Options': 'SAMEORIGIN' };
+  return own;
 }
 
 /** Media types that a page shows without running or loading anything. SVG is not one, nor is any other XML. */
