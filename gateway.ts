@@ -4053,7 +4053,8 @@ class Upstream {
     if (exchange.stage !== 'sent' || exchange.endedBy) return;
     const kind = Number(!needsSlot(exchange));
     const restMs = this.#lastMs[kind]! + exchange.core.slotTimeoutMs - performance.now();
-    if (restMs > 1) return void setTimeout(() => this.noteSilence(exchange), restMs).unref(); // timers may be 1 ms early
+    // A timer may be 1 ms early.
+    if (restMs > 1) return void setTimeout(() => this.noteSilence(exchange), restMs).unref();
     if (this.#missing < 0) this.#log(exchange, 'the backend has not answered for 30 s');
     if (this.#missing !== 0) this.#missing = kind;
   }
