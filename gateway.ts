@@ -5022,7 +5022,7 @@ function makeRules(settings: Settings) {
   const resolve = (token: TokenSettings) => ({ methods, allow, rate, clients, expires: Infinity, ...token }) as Token;
   const tokens = settings.tokens.map(resolve);
   /** The token of every request, if none is configured. */
-  const anonymous = tokens.length === 0 ? resolve({ name: 'anonymous', digest: '', isHex: false }) : undefined;
+  const anonymous = tokens.length === 0 ? resolve({ name: 'anonymous', digest: '' }) : undefined;
   return {
     ...settings,
     /** By digest. */
@@ -5285,14 +5285,15 @@ function readBackend(value: unknown) {
   const isUsable = url !== undefined && /^https?:$/.test(url.protocol) && !url.search && !url.hash;
   const expected = `must begin with "http://" or "https://" and have no query, such as ${EXAMPLE_URL}`;
   ensure(isUsable, expected + adviceFor(`${value} is no URL`));
-  const explain = () => 'has a "%" in its userinfo that must be written "%25"';
-  const { protocol, hostname, port, auth } = attempt(() => urlToHttpOptions(url), explain);
+  const { protocol, hostname, port, auth } = attempt(
+    () => urlToHttpOptions(url),
+    () => 'has a "%" in its userinfo that must be written "%25"',
+  );
   // Each backend has its own agent. It closes idle connections after IDLE_TIMEOUT_MS, and no other code uses them.
-  // UNTIL Deno sends a request only once: on a kept connection that ends before the head of the response, Deno 2.9
-  // sends it again, POST too (test "nothing is sent twice").
-  const keepAlive = !('Deno' in globalThis);
   const agent = new (protocol === 'https:' ? https : http).Agent({
-    keepAlive,
+    // UNTIL Deno sends a request only once: on a kept connection that ends before the head of the response, Deno 2.9
+    // sends it again, POST too (test "nothing is sent twice").
+    keepAlive: !('Deno' in globalThis),
     keepAliveMsecs: SILENCE_MS,
     timeout: IDLE_TIMEOUT_MS,
   });
@@ -5331,7 +5332,8 @@ function parseListen(text: string) {
     'unix sockets are not supported; write 127.0.0.1:PORT, which only this machine can reach',
   );
   const [, v6, name, digits] = /^(?:\[([0-9a-fA-F:.]+)\]|([^:[\]\s/]*)):([0-9]{1,5})$/.exec(text) ?? [];
-  const [host, port] = [v6 ?? name ?? '', Number(digits)];
+  const host = v6 ?? name ?? '';
+  const port = Number(digits);
   if ((v6 !== undefined && isIP(v6) !== 6) || !(port <= 65535)) return undefined;
   const isLocal = host === 'localhost' || (isIP(host) !== 0 && /^(?:127\.|::1$)/.test(host));
   return { host, port, isLocal };
@@ -5537,7 +5539,7 @@ function readSecret(secret: unknown, isBare = false) {
     const digest = secret.slice('sha256:'.length).toLowerCase();
     ensure(!NO_DIGESTS.includes(digest), 'is the digest of nothing: there was no secret to hash');
     ensure(/^[0-9a-f]{64}$/.test(digest), 'after "sha256:" there must be 64 hexadecimal digits');
-    return { digest, isHex: false };
+    return { digest };
   }
   ensure(!/\p{Cc}/u.test(secret), 'has several lines, or a control character; keep one line with only the secret');
   ensure(!/^\s|\s$/.test(secret), 'starts or ends with white space');
@@ -5598,7 +5600,8 @@ function startDemoBackend() {
 async function runDemo(listen: string, level: string | undefined) {
   const backend = startDemoBackend();
   await once(backend, 'listening');
-  const [number, recipient] = ['+15550100001', '+15550100002'];
+  const number = '+15550100001';
+  const recipient = '+15550100002';
   const secret = randomBytes(16).toString('base64url'); // short: the first command fits into 80 columns
   const gateway = createGateway({
     backend: { url: `http://127.0.0.1:${(backend.address() as AddressInfo).port}` },
