@@ -5850,10 +5850,10 @@ function canMatch(token: Token, pattern: string) {
   const alone = { ...token, allow: readAllow([pattern]) };
   const { method, parts } = alone.allow.patterns[0]!;
   return ROUTES.some((route) => {
-    const [own, others] = parts.length < route.parts.length ? [parts, route.parts] : [route.parts, parts];
-    const segments = others.map((other, i) =>
-      [other, own[i] ?? '*'].find(isLiteral) ?? SAMPLES[other] ?? SAMPLES[own[i]!] ?? 'x'
-    );
+    const segments = [...parts, ...route.parts.slice(parts.length)].map((part, i) => {
+      const ofRoute = route.parts[i] ?? '*';
+      return [part, ofRoute].find(isLiteral) ?? SAMPLES[part] ?? SAMPLES[ofRoute] ?? 'x';
+    });
     try {
       const path = segments.map(encodeURIComponent).join('/');
       const target = parseTarget(method === '*' ? route.method : method, `/${path}`);
