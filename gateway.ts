@@ -971,7 +971,8 @@ function makeCore(settings: Settings, options: GatewayOptions) {
 /** @param headersTimeout in milliseconds; the name is that of node:http. */
 function createServer(settings: AtStart, headersTimeout: number): Gateway['server'] {
   const tls = tlsFiles(settings);
-  const limits = {
+  const options = {
+    ...tls,
     headersTimeout,
     handshakeTimeout: headersTimeout, // TLS
     connectionsCheckingInterval: Math.min(1000, headersTimeout), // the default of 30 s would make 10 s mean 40
@@ -980,7 +981,7 @@ function createServer(settings: AtStart, headersTimeout: number): Gateway['serve
     shouldUpgradeCallback: isWebSocket,
     IncomingMessage: UpgradableMessage,
   };
-  const server = tls ? https.createServer({ ...limits, ...tls }) : http.createServer(limits);
+  const server = tls ? https.createServer(options) : http.createServer(options);
   // One field more than checkHead accepts, so that checkHead notices the excess. Without a limit, the fields of a head
   // of 16 KiB would take 240 KB of memory. node:http hides further fields but obeys them, so a request with too many
   // fields is refused and is the last one on its connection.
@@ -1706,7 +1707,7 @@ async function refuse(exchange: Exchange, thrown: unknown) {
   const { core, req, res, requestId } = exchange;
   // A small body usually arrives in one packet with the headers, and node:http has parsed it one turn later. Then the
   // connection can be kept. Waiting for a promise would be too early on Bun and on Node.
-  if (!req.complete && hasBody(req) && !res.headersSent) await new Promise(setImmediate);
+  if (!req.complete && hasBody(req)) await new Promise(setImmediate);
   const error = exchange.endedBy ?? thrown; // a client that disconnected meanwhile is logged as client_left
   const problem = error instanceof Problem ? error : new Problem('internal_error');
   exchange.end(problem);
