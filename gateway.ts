@@ -47,7 +47,7 @@ import { createRequire } from 'node:module';
 import https from 'node:https';
 import { type AddressInfo, BlockList, isIP, Socket } from 'node:net';
 import { isAbsolute, resolve } from 'node:path';
-import type { Duplex, Writable } from 'node:stream';
+import type { Writable } from 'node:stream';
 import { text as readAll } from 'node:stream/consumers';
 import { createSecureContext, type TLSSocket } from 'node:tls';
 import { fileURLToPath, urlToHttpOptions } from 'node:url';
@@ -1005,16 +1005,16 @@ function attachListeners(core: Core) {
 
 /** The listeners of the server's events. Because of `guardListeners`, none can crash the process. */
 function listenersOf(core: Core) {
-  const request = (req: IncomingMessage, res: ServerResponse, upgrade?: Duplex) => {
-    handleInTurn(core, req, res, upgrade).catch((error) => failEvent(core, error, [req]));
+  const request = (req: IncomingMessage, res: ServerResponse, isUpgrade = false) => {
+    handleInTurn(core, req, res, isUpgrade).catch((error) => failEvent(core, error, [req]));
   };
-  const upgrade = (req: IncomingMessage, socket: Duplex, head: Buffer) => {
+  const upgrade = (req: IncomingMessage, socket: Socket, head: Buffer) => {
     // node:http continues to parse a packet after its socket was destroyed, and such a socket accepts no response. This
     // response bypasses node:http's order of responses, so it must not get into an unfinished earlier one. No real
     // client sends an upgrade at that point.
     if (socket.destroyed || connectionOf(core, req.socket).due.length > 0) return void socket.destroy();
     socket.unshift(head); // listenEarly reads it
-    request(req, responseOn(socket, req), isWebSocket(req) ? socket : undefined);
+    request(req, responseOn(socket, req), isWebSocket(req));
   };
   return {
     request,
@@ -1089,10 +1089,10 @@ class UpgradableMessage extends IncomingMessage {
  * Creates a ServerResponse for a request that node:http passed on as an upgrade, so that it can be refused like any
  * other.
  */
-function responseOn(socket: Duplex, req: IncomingMessage) {
+function responseOn(socket: Socket, req: IncomingMessage) {
   socket.on('error', () => socket.destroy()); // first: an error without a listener would crash the process
   const res = new ServerResponse(req);
-  res.assignSocket(socket as Socket);
+  res.assignSocket(socket);
   socket.on('drain', () => res.emit('drain')); // node:http has removed its own listener
   res.once('finish', () => socket.end(() => socket.destroy()));
   return res;
@@ -1173,7 +1173,7 @@ function watchConnection(core: Core, socket: Socket) {
  * Handles the requests of a connection one after the other, even if a client pipelines several (RFC 9112 9.3.2). In
  * parallel they could overtake each other at the backend, and one connection would count as many.
  */
-async function handleInTurn(core: Core, req: IncomingMessage, res: ServerResponse, upgrade?: Duplex) {
+async function handleInTurn(core: Core, req: IncomingMessage, res: ServerResponse, isUpgrade: boolean) {
   const { socket } = req;
   // A connection that was reset may still deliver requests, but has no address to check against `clients`.
   if (socket.remoteAddress === undefined) return void socket.destroy();
@@ -1190,7 +1190,7 @@ async function handleInTurn(core: Core, req: IncomingMessage, res: ServerRespons
   if (previous !== undefined) await once(previous, 'close');
   if (socket.destroyed || connection.closing) return;
   const exchange = new Exchange(core, connection, req, res);
-  await handle(exchange, upgrade);
+  await handle(exchange, isUpgrade);
   await endResponse(exchange);
 }
 
@@ -1588,9 +1588,9 @@ class Exchange {
 /**
  * Handles a request; a WebSocket is one without a body. The order of the steps is a security claim, so a comment at
  * each step gives the reason for its position.
- * @param upgrade the client's side, if the request opens a WebSocket.
+ * @param isUpgrade whether the request opens a WebSocket.
  */
-async function handle(exchange: Exchange, upgrade?: Duplex) {
+async function handle(exchange: Exchange, isUpgrade: boolean) {
   const { core, req, rules, client } = exchange;
   const body = new RequestBody(exchange);
   begin(exchange);
@@ -1636,7 +1636,7 @@ async function handle(exchange: Exchange, upgrade?: Duplex) {
     const content = exchange.isMadeSend ? await readSend(exchange, body) : await body.open();
 
     // Only once: see `relay`. A made send is not a WebSocket.
-    await relay(exchange, content, exchange.isMadeSend ? undefined : upgrade);
+    await relay(exchange, content, isUpgrade && !exchange.isMadeSend);
     // The rules may have changed during the handshake, or a shutdown may have begun.
     if (exchange.stage === 'tunnel') closeStaleTunnels(core);
   } catch (error) {
@@ -3728,13 +3728,12 @@ const NOT_TO_BACKEND = new Set([
 /**
  * Sends the request to the backend once, and its response to the client. There are two phases, and no way back from the
  * second. `connectInTurn` repeats only `connect`, which writes nothing. `transmit` writes the request.
- * @param upgrade the client's side, if the request opens a WebSocket.
+ * @param isUpgrade whether the request opens a WebSocket.
  * @throws {Problem} busy, backend_unreachable, backend_timeout, bad_backend_answer, and what ended the exchange.
  */
-async function relay(exchange: Exchange, content: Content, upgrade?: Duplex) {
+async function relay(exchange: Exchange, content: Content, isUpgrade: boolean) {
   const { slots } = exchange.upstream;
-  const takeSocket = upgrade && listenEarly(upgrade);
-  const isUpgrade = upgrade !== undefined;
+  const takeSocket = isUpgrade && listenEarly(exchange.req.socket);
   let incoming: IncomingMessage | undefined;
   try {
     const request = requestFor(exchange, content, isUpgrade);
@@ -4338,7 +4337,7 @@ function isLarge(content: Content): content is RequestBody {
  * @returns a function that stops the reading. It returns the socket, with the bytes that the client has sent put back.
  *   A client must not send anything before the handshake is complete (RFC 6455 4.1).
  */
-function listenEarly(socket: Duplex) {
+function listenEarly(socket: Socket) {
   const early: Buffer[] = [];
   const onData = (chunk: Buffer) => {
     if (early.push(chunk) > EARLY_LIMIT) socket.destroy();
@@ -4356,7 +4355,7 @@ function listenEarly(socket: Duplex) {
  * Sends the backend's 101 to the client and relays bytes both ways. Closes both sides when one closes, fails or falls
  * too far behind, and then logs one line with the reason and the number of bytes.
  */
-function openTunnel(exchange: Exchange, headers: readonly string[], socket: Duplex, backend: Duplex) {
+function openTunnel(exchange: Exchange, headers: readonly string[], socket: Socket, backend: Socket) {
   const { core, requestId, client, token } = exchange;
   let bytesIn = 0;
   let bytesOut = 0;
@@ -4367,12 +4366,12 @@ function openTunnel(exchange: Exchange, headers: readonly string[], socket: Dupl
     backend.destroy();
   };
   exchange.status = 101;
-  exchange.res.detachSocket(socket as Socket);
+  exchange.res.detachSocket(socket);
   socket.write(responseHead(101, [...headers, 'Connection', 'Upgrade', 'Upgrade', 'websocket']));
   core.tunnels.set(exchange, close);
   for (const side of [socket, backend]) {
     // A quiet WebSocket is not a stalled one. TCP keep-alive detects a peer that is gone.
-    if (side instanceof Socket) side.setTimeout(0).setNoDelay(true).setKeepAlive(true, SILENCE_MS);
+    side.setTimeout(0).setNoDelay(true).setKeepAlive(true, SILENCE_MS);
     side.on('error', () => close('broken'));
     // After one side has ended its half, the other has limited time to send its last bytes.
     side.once('end', () => setTimeout(close, core.lingerMs, 'ended').unref());
@@ -5270,7 +5269,7 @@ function reasonOf(error: unknown) {
   return (error as NodeJS.ErrnoException | undefined)?.code ?? 'failed';
 }
 
-function destroyThis(this: Duplex) {
+function destroyThis(this: Socket) {
   this.destroy();
 }
 
