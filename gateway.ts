@@ -1595,8 +1595,8 @@ async function handle(exchange: Exchange, isUpgrade: boolean) {
   const body = new RequestBody(exchange);
   begin(exchange);
   try {
-    // First: a health check is answered even during a shutdown. It needs no token, so the response reveals nothing about
-    // the backend, the version or the tokens.
+    // First: a health check is answered even during a shutdown. It needs no token, so the response reveals nothing
+    // about the backend, the version or the tokens.
     if ((req.method === 'GET' || req.method === 'HEAD') && req.url === '/healthz') {
       exchange.route = '/healthz';
       return respondText(exchange, 'ok\n', 'text/plain');
