@@ -4991,15 +4991,15 @@ function noteEnv(sources: Sources, env: NodeJS.ProcessEnv) {
 function readSettings(sources: Sources) {
   const { given, found, warnings, notes, readFrom } = sources;
   const isAllRead = found.length === 0; // otherwise the tokens may be in a source that could not be read
-  const entries = SETTING_ROWS.flatMap(([path, [, read, , fallback]]) => {
+  const settings = { tokens: [], warnings, notes, readFrom } as JsonObject as Settings & JsonObject;
+  for (const [path, [, read, , fallback]] of SETTING_ROWS) {
     const { value, at } = given.get(path) ?? { value: fallback, at: path };
-    const readGiven = () => {
+    if (value === undefined) continue;
+    settings[path] = sources.collect(at, () => {
       ensure(value !== '', 'is set but empty; unset it, or give it a value'); // it may have been meant to hold a secret
       return read(value);
-    };
-    return value === undefined ? [] : [[path, sources.collect(at, readGiven)]];
-  });
-  const settings: Settings = { tokens: [], warnings, notes, readFrom, ...Object.fromEntries(entries) };
+    });
+  }
   if (settings['backend.url']?.isEndpoint) {
     const { at } = given.get('backend.url')!;
     warnings.push(`${at} has the path of an endpoint; give only the part before it, such as ${EXAMPLE_URL}`);
