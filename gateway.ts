@@ -5944,7 +5944,7 @@ async function askBackend(core: Core, pauseMs = ASK_PAUSE_MS, upstream = core.up
     if (headers['x-request-id'] === requestId) asking.abort(new UsageError('own_address'));
   };
   server.on('request', stopIfOwn);
-  setTimeout(() => asking.abort(new Error('timeout')), ASK_TIMEOUT_MS).unref(); // ends an unread body, too
+  setTimeout(() => asking.abort(new Error('timeout')), ASK_TIMEOUT_MS); // ends an unread body, too
   try {
     const headers = { 'User-Agent': `signal-gateway/${VERSION}`, 'X-Request-Id': requestId };
     const response = await fetch(`${backend}/v1/about`, { headers, redirect: 'manual', signal: asking.signal });
@@ -5961,8 +5961,7 @@ async function askBackend(core: Core, pauseMs = ASK_PAUSE_MS, upstream = core.up
     const hint = hintFor(ASK_HINTS, `${reason} ${message}`);
     const isOver = error instanceof UsageError; // backend.url is wrong, whoever else was answered
     if (isFirst || isOver) log('warn', 'the backend did not answer as expected', { backend, reason, hint });
-    if (isOver) return;
-    setTimeout(askBackend, pauseMs, core, Math.min(2 * pauseMs, ASK_PAUSE_LIMIT_MS), upstream).unref();
+    if (!isOver) setTimeout(askBackend, pauseMs, core, Math.min(2 * pauseMs, ASK_PAUSE_LIMIT_MS), upstream);
   } finally {
     server.off('request', stopIfOwn);
   }
@@ -5978,7 +5977,7 @@ function stopOnSignal(server: http.Server, close: () => Promise<void>) {
   server.once('listening', async () => {
     await Promise.race([once(process, 'SIGTERM'), once(process, 'SIGINT')]);
     await close();
-    // Unread log output would keep the process running.
+    // Unread log output, and the timers of reloads and of the query at start, would keep the process running.
     // UNTIL Bun ends with the server: a connection without a byte keeps Bun 1.4 running.
     setTimeout(() => process.exit(), FLUSH_MS);
     writeOut('', () => process.exit());
@@ -5998,7 +5997,7 @@ function reloadOnChange(core: Core, load: () => Settings) {
     if (stamps === lastLook) return;
     lastLook = stamps;
     clearTimeout(settleTimer);
-    if (stamps !== [...FILES_READ.values()].join()) settleTimer = setTimeout(reload, SETTLE_MS).unref();
+    if (stamps !== [...FILES_READ.values()].join()) settleTimer = setTimeout(reload, SETTLE_MS);
   };
   const reload = () => {
     clearTimeout(settleTimer);
@@ -6013,7 +6012,7 @@ function reloadOnChange(core: Core, load: () => Settings) {
   // This comes before the log line that says that the gateway listens, because a SIGHUP without a listener would end
   // the process.
   core.server.once('listening', () => {
-    setInterval(look, WATCH_MS).unref();
+    setInterval(look, WATCH_MS);
     process.on('SIGHUP', reload);
   });
 }
