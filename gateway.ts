@@ -2421,9 +2421,8 @@ class RequestBody {
     this.#checkLength(this.#declaredBytes);
     const scan = await this.#scanHead();
     if (this.#notAnObject) {
-      if (route !== SEND_ROUTE) throw this.#notAnObject;
-      const { message } = this.#notAnObject;
-      throw badJson(`${message} To send text or a form, use a token with "defaults" or "message".`);
+      const advice = route === SEND_ROUTE ? ' To send text or a form, use a token with "defaults" or "message".' : '';
+      throw badJson(this.#notAnObject.message + advice);
     }
     scan.defers = false;
     checkFields(token!, route, scan.takeFields());
