@@ -1836,10 +1836,7 @@ function parseTarget(method: string, raw: string) {
   const route = ROUTES.find((candidate) =>
     (candidate.method === method || isSendByGet) && partsMatch(candidate.parts, segments)
   );
-  for (const [i, segment] of segments.entries()) {
-    const mistake = mistakeInSegment(segment, route?.parts[i]);
-    if (mistake) throw badTarget(mistake);
-  }
+  for (const [i, segment] of segments.entries()) checkSegment(segment, route?.parts[i]);
   return {
     method,
     /** The segments of the path, decoded, without empty ones and without the `@auth` segment. */
@@ -1886,17 +1883,19 @@ function parseQuery(query: string, isOfSend: boolean) {
 }
 
 /**
- * The mistake in a decoded segment of a path.
+ * Checks a decoded segment of a path.
  * @param part the route's part that the segment matches, if there is a route.
+ * @throws {Problem} bad_target.
  */
-function mistakeInSegment(segment: string, part = '') {
+function checkSegment(segment: string, part = '') {
   const mistake = mistakeInParameter(part, segment);
-  if (mistake) return mistake;
+  if (mistake) throw badTarget(mistake);
   // Attack: /v2/../v1/register. Many proxies resolve dot segments, which would make this path account setup.
-  if (segment === '.' || segment === '..') return 'dot segments are not resolved';
+  if (segment === '.' || segment === '..') throw badTarget('dot segments are not resolved');
   // Attack: /v1/groups/--username=…. Attachments are exempt: their ids are random, and one in 64 begins with "-".
-  if (!segment.startsWith('-') || part === ':attachment') return undefined;
-  return 'a path segment may not begin with "-": it would become an option of signal-cli';
+  if (segment.startsWith('-') && part !== ':attachment') {
+    throw badTarget('a path segment may not begin with "-": it would become an option of signal-cli');
+  }
 }
 
 /**
@@ -2526,28 +2525,22 @@ class RequestBody {
   }
 
   /**
-   * Prepares for the first byte: refuses a compressed body, and sends "100 Continue" to a client that waits for it.
-   * @throws {Problem} unsupported_encoding.
-   */
-  #begin() {
-    const { req, res } = this.#exchange;
-    const encoding = req.headers['content-encoding'] ?? 'identity';
-    if (!/^[ \t]*identity[ \t]*$/i.test(encoding)) throw new Problem('unsupported_encoding');
-    if (req.headers.expect?.toLowerCase() === '100-continue' && req.httpVersion === '1.1') res.writeContinue();
-  }
-
-  /**
    * Reads the next chunk. If the length was declared, the body is complete with its last byte. An authenticated client
    * must send at least 30 KiB, or the rest of the body, in every 30 s; time in which the gateway does not read does not
-   * count. An unauthenticated client must send its whole body within 30 s.
+   * count. An unauthenticated client must send its whole body within 30 s. Before the first byte, a compressed body is
+   * refused, and a client that expects it gets "100 Continue".
    * @param roomBytes the largest chunk to return.
    * @returns an empty chunk at the end of a body whose length was not declared.
    * @throws {Problem} unsupported_encoding, request_timeout, client_left, body_too_large, and what ended the exchange.
    */
   async #next(roomBytes?: number) {
     const exchange = this.#exchange;
-    const { core: { stallTimeoutMs }, req, token } = exchange;
-    if (exchange.bytesIn === 0) this.#begin();
+    const { core: { stallTimeoutMs }, req, res, token } = exchange;
+    if (exchange.bytesIn === 0) {
+      const encoding = req.headers['content-encoding'] ?? 'identity';
+      if (!/^[ \t]*identity[ \t]*$/i.test(encoding)) throw new Problem('unsupported_encoding');
+      if (req.headers.expect?.toLowerCase() === '100-continue' && req.httpVersion === '1.1') res.writeContinue();
+    }
     if (this.#owedBytes <= 0) [this.#leftMs, this.#owedBytes] = [stallTimeoutMs, PACE_BYTES];
     const sinceMs = performance.now();
     const totalMs = token ? Infinity : exchange.beganMs + stallTimeoutMs - sinceMs;
