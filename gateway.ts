@@ -5599,7 +5599,12 @@ async function runDemo(listen: string, level: string | undefined) {
   stopOnSignal(gateway.server, gateway.close);
   const url = await gateway.listen();
   const addresses = `"number":"${number}","recipients":["${recipient}"]`;
-  const others = `
+  return `
+A demo: the backend is a stand-in, and nothing reaches Signal.
+Paste this into another terminal; the message appears below. Ctrl-C stops it.
+
+curl -u api:${secret} ${url.replace('http://', '')}/v2/send -d '{"message":"Hi"}'
+
 There are four more ways to send the token. A send can also name its account and recipients.
 
 curl '${url}/v2/send' -H 'Authorization: Bearer ${secret}' -d '{"message":"Hello by bearer",${addresses}}'
@@ -5612,13 +5617,6 @@ curl '${url}/v2/send' -d '{"auth":"${secret}","message":"Hello by body",${addres
 
 # Account setup is refused:
 curl -X POST '${url}/v1/register/${number}' -u 'api:${secret}'
-`;
-  gateway.server.once('request', (_req, res) => res.once('close', () => print(others)));
-  return `
-A demo: the backend is a stand-in, and nothing reaches Signal.
-Paste this into another terminal; the message appears below. Ctrl-C stops it.
-
-curl -u api:${secret} ${url.replace('http://', '')}/v2/send -d '{"message":"Hi"}'
 `;
 }
 
