@@ -1204,11 +1204,15 @@ function respondUnparsed(core: Core, error: NodeJS.ErrnoException & { rawPacket?
   socket.removeAllListeners('data').removeAllListeners('end').once('end', destroyThis).resume();
   if (!socket.writable && reason.startsWith('HPE_')) return; // an earlier error has its response
   const refusal = /OVERFLOW/.test(reason) ? 'too_many_headers' : 'bad_request';
-  const problem = new Problem(/TIMEOUT/.test(reason) ? 'request_timeout' : refusal);
-  logUnparsed(core, socket, reason, problem.code, rawPacket?.[0] === 0x16); // RFC 8446 5.1
+  const code = /TIMEOUT/.test(reason) ? 'request_timeout' : refusal;
+  const fields = { client: normalizeAddress(transportSocket(socket).remoteAddress), code, reason };
+  const warning = warningOfUnparsed(reason, code, rawPacket);
+  if (warning) warnRarely(core, warning, fields);
+  else core.log('debug', 'client error', fields);
   const wasKept = !connection.closing;
   connection.closing ??= 'not_parsed';
   if (!socket.writable) return; // the TLS handshake failed: nothing can be written
+  const problem = new Problem(code);
   if (current) return endDue(core, socket, problem, wasKept);
   const { headers, body } = problemResponse(problem, randomUUID());
   const pairs = Object.entries({ 'Connection': 'close', ...headers });
@@ -1217,17 +1221,15 @@ function respondUnparsed(core: Core, error: NodeJS.ErrnoException & { rawPacket?
 }
 
 /**
- * Warns of TLS on a plain port, of plain HTTP on a TLS port, and of requests that the parser refuses, each once a
- * minute at most. The rest, such as a timeout, is logged at debug level.
- * @param isHandshake whether the bytes begin a handshake of TLS.
+ * The warning for TLS on a plain port, for plain HTTP on a TLS port, or for a request that the parser refuses. Anything
+ * else, such as a timeout, has none.
+ * @param packet what the client sent last.
  */
-function logUnparsed(core: Core, socket: Socket, reason: string, code: ProblemCode, isHandshake: boolean) {
-  const fields = { client: normalizeAddress(transportSocket(socket).remoteAddress), code, reason };
-  if (isHandshake) warnRarely(core, 'a client sent https to this plain http port', fields);
-  else if (/^ERR_SSL_(?:HTTP_REQUEST|WRONG_VERSION_NUMBER)$/.test(reason)) {
-    warnRarely(core, 'a client sent plain http (or something else) to this https port', fields);
-  } else if (reason.startsWith('HPE_')) warnRarely(core, `the HTTP parser refused a request: ${code}`, fields);
-  else core.log('debug', 'client error', fields);
+function warningOfUnparsed(reason: string, code: ProblemCode, packet?: Buffer) {
+  if (packet?.[0] === 0x16) return 'a client sent https to this plain http port'; // a handshake: RFC 8446 5.1
+  const isHttp = /^ERR_SSL_(?:HTTP_REQUEST|WRONG_VERSION_NUMBER)$/.test(reason);
+  if (isHttp) return 'a client sent plain http (or something else) to this https port';
+  return reason.startsWith('HPE_') ? `the HTTP parser refused a request: ${code}` : undefined;
 }
 
 /**
