@@ -4956,8 +4956,10 @@ function noteEnv(sources: Sources, env: NodeJS.ProcessEnv) {
   const tokenLines = env[at] && sources.collect(at, () => {
     const lines = readFile(env[at]).replace(/^\s*#.*$/gm, '');
     // In "phone SECRET" and "SECRET # phone", each word would become a token.
-    const isApart = !/[^\s,](?:,|[^\S\n])+[^\s,]/.test(lines);
-    ensure(isApart, 'has two words on one line; write one token per line, SECRET or name=SECRET, without a comment');
+    ensure(
+      !/[^\s,](?:,|[^\S\n])+[^\s,]/.test(lines),
+      'has two words on one line; write one token per line, SECRET or name=SECRET, without a comment',
+    );
     return lines;
   });
   for (const [path, [name]] of SETTING_ROWS) sources.note(path, env[name], name);
@@ -5072,7 +5074,10 @@ function scalarOf<T>(expected: string, parse: (text: string) => T | undefined): 
   };
 }
 
-/** What to write instead of what people often write. A pattern matches a sentence with the whole value, unquoted. */
+/**
+ * What to write instead of what people often write. A pattern matches a sentence with the whole value, unquoted, or the
+ * code of the error with which the port could not be opened.
+ */
 const ADVICE: Hints = [
   [/^["'`]/, 'leave out the quotes'],
   [/^\d+ is not host:port/, 'put a colon before the port'],
@@ -5089,11 +5094,18 @@ const ADVICE: Hints = [
   [/^Unknown option '(?:-p|--port)'/, 'write --listen HOST:PORT'],
   [/^Unknown option '-c'/, 'write --config FILE'],
   [/^(?:check|demo|help|version) is no command/, 'put "--" before it'],
+  [/EADDRINUSE$/, 'use another port with --listen HOST:PORT'],
+  // UNTIL Deno has EADDRNOTAVAIL for an address of another machine: Deno 2.9 has EINVAL (test "a port that cannot be").
+  [
+    /(?:EADDRNOTAVAIL|ENOTFOUND|EAI_AGAIN|EINVAL)$/,
+    '--listen needs an address of this machine; :PORT means all of them',
+  ],
+  [/EACCES$/, 'ports below 1024 need root; use --listen HOST:8880'],
 ];
 
 /** What to write or do instead, as the end of a sentence; '' if there is no advice. */
-function adviceFor(wrong: string, hints = ADVICE) {
-  const advice = hintFor(hints, wrong);
+function adviceFor(wrong: string) {
+  const advice = hintFor(ADVICE, wrong);
   return advice ? `; ${advice}` : '';
 }
 
@@ -5637,14 +5649,6 @@ async function main() {
   process.exitCode = code;
 }
 
-// UNTIL Deno has EADDRNOTAVAIL for an address of another machine: Deno 2.9 has EINVAL (test "a port that cannot be").
-/** What to do if the port cannot be opened. */
-const LISTEN_HINTS: Hints = [
-  [/EADDRINUSE/, 'use another port with --listen HOST:PORT'],
-  [/EADDRNOTAVAIL|ENOTFOUND|EAI_AGAIN|EINVAL/, '--listen needs an address of this machine; :PORT means all of them'],
-  [/EACCES/, 'ports below 1024 need root; use --listen HOST:8880'],
-];
-
 /** Runs a command line. Returns the exit code and the output, once the command is done or the gateway listens. */
 async function run(args: string[], env: NodeJS.ProcessEnv, stdin: () => Buffer) {
   try {
@@ -5654,7 +5658,7 @@ async function run(args: string[], env: NodeJS.ProcessEnv, stdin: () => Buffer) 
     const { message, code = '' } = error as NodeJS.ErrnoException;
     // `render` throws a Problem, the refusal that the webhook would get.
     const isExpected = error instanceof UsageError || error instanceof Problem;
-    const stderr = `gateway: ${isExpected ? message : `cannot run: ${message}${adviceFor(code, LISTEN_HINTS)}`}\n`;
+    const stderr = `gateway: ${isExpected ? message : `cannot run: ${message}${adviceFor(code)}`}\n`;
     return { code: error instanceof UsageError ? 2 : 1, stdout: '', stderr };
   }
 }
