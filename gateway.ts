@@ -3820,7 +3820,7 @@ async function connectInTurn(exchange: Exchange, request: http.RequestOptions, i
       return await connect(exchange, request, Math.min(core.connectTimeoutMs, timeoutMs));
     } catch (error) {
       // If the client leaves while the connection is made, the error looks like a refused connection.
-      if (exchange.endedBy) throw exchange.endedBy;
+      exchange.throwIfEnded();
       if (!(error instanceof Problem)) {
         const { code, name, message } = error as NodeJS.ErrnoException;
         throw unreachable(code ?? name, message);
