@@ -1006,7 +1006,7 @@ function attachListeners(core: Core) {
 /** The listeners of the server's events. Because of `guardListeners`, none can crash the process. */
 function listenersOf(core: Core) {
   const request = (req: IncomingMessage, res: ServerResponse, isUpgrade = false) => {
-    handleInTurn(core, req, res, isUpgrade).catch((error) => failEvent(core, error, [req]));
+    handleInTurn(core, res, isUpgrade).catch((error) => failEvent(core, error, [req]));
   };
   const upgrade = (req: IncomingMessage, socket: Socket, head: Buffer) => {
     // node:http continues to parse a packet after its socket was destroyed, and such a socket accepts no response. This
@@ -1168,8 +1168,8 @@ function watchConnection(core: Core, socket: Socket) {
  * Handles the requests of a connection one after the other, even if a client pipelines several (RFC 9112 9.3.2). In
  * parallel they could overtake each other at the backend, and one connection would count as many.
  */
-async function handleInTurn(core: Core, req: IncomingMessage, res: ServerResponse, isUpgrade: boolean) {
-  const { socket } = req;
+async function handleInTurn(core: Core, res: ServerResponse, isUpgrade: boolean) {
+  const { socket } = res.req;
   // A connection that was reset may still deliver requests, but has no address to check against `clients`.
   if (socket.remoteAddress === undefined) return void socket.destroy();
   const connection = connectionOf(core, socket);
@@ -1184,7 +1184,7 @@ async function handleInTurn(core: Core, req: IncomingMessage, res: ServerRespons
   });
   if (previous !== undefined) await once(previous, 'close');
   if (socket.destroyed || connection.closing) return;
-  const exchange = new Exchange(core, connection, req, res);
+  const exchange = new Exchange(core, connection, res);
   await handle(exchange, isUpgrade);
   await endResponse(exchange);
 }
@@ -1494,14 +1494,14 @@ class Exchange {
   rest: Uint8Array | string | undefined;
   #resume: (() => void) | undefined;
 
-  constructor(core: Core, connection: Connection, req: IncomingMessage, res: ServerResponse) {
+  constructor(core: Core, connection: Connection, res: ServerResponse) {
     this.core = core;
     this.connection = connection;
     this.rules = core.rules;
     this.upstream = core.upstream;
-    this.req = req;
+    this.req = res.req;
     this.res = res;
-    this.client = clientAddress(req, core.rules.trustedProxies);
+    this.client = clientAddress(res.req, core.rules.trustedProxies);
   }
 
   /** Writes the head of the response. @param rest the body, if it is short. */
