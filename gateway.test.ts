@@ -1310,7 +1310,7 @@ test('at debug level the log line of a request gives every reason why its connec
   assert.deepEqual([status, closing], [200, undefined], 'one that is kept');
   // Every reason in the code is covered here, except a shutdown, and bytes that cannot be parsed and have no log line.
   const [, table] = /const reasons = \{\n([^]*?)\n {4}\};/.exec(SOURCE)!;
-  const known = groupsOf(table!, /^ {6}(\w+): /gm).concat(groupsOf(SOURCE, /closing \?\?= '(\w+)'/g), 'bad_request');
+  const known = groupsOf(table!, /^ {6}(\w+): /gm).concat(groupsOf(SOURCE, /beginClosing\('(\w+)'\)/g), 'bad_request');
   assert.deepEqual(known.filter((reason) => !(reason in rows)), ['shutdown', 'not_parsed']);
   const quiet = await startBoth(t, AT_INFO);
   await raw(quiet.gateway, about('Connection: close'));

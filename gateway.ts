@@ -1111,8 +1111,13 @@ class Connection {
   token: string | undefined;
   /** The unfinished responses, in the order of their requests. */
   readonly due: ServerResponse[] = [];
-  /** Why the connection is not kept, for the log. Written only by `??=`, which keeps the first reason. */
+  /** Why the connection is not kept: the first reason, for the log. Only `beginClosing` writes it. */
   closing: string | undefined;
+
+  /** From now on, no further request is acted on. */
+  beginClosing(reason: string) {
+    this.closing ??= reason;
+  }
 
   /** Decides whether the connection is kept after a response whose head is about to be written. */
   decideKeepAlive({ core, req, res, isMadeSend }: Exchange) {
@@ -1130,7 +1135,7 @@ class Connection {
       too_many_headers: isTooLong(req),
       shutdown: core.draining,
     };
-    for (const [reason, holds] of Object.entries(reasons)) if (holds) this.closing ??= reason;
+    for (const [reason, holds] of Object.entries(reasons)) if (holds) this.beginClosing(reason);
     return this.closing === undefined;
   }
 }
@@ -1210,7 +1215,7 @@ function respondUnparsed(core: Core, error: NodeJS.ErrnoException & { rawPacket?
   if (warning) warnRarely(core, warning, fields);
   else core.log('debug', 'client error', fields);
   const wasKept = !connection.closing;
-  connection.closing ??= 'not_parsed';
+  connection.beginClosing('not_parsed');
   if (!socket.writable) return; // the TLS handshake failed: nothing can be written
   const problem = new Problem(code);
   if (current) return endDue(core, socket, problem, wasKept);
@@ -1513,7 +1518,7 @@ class Exchange {
     // Never undefined: after a text that writeHead refused, the text of the next call would be the same.
     this.res.writeHead(status, statusText ?? http.STATUS_CODES[status], headers);
     // writeHead undoes this if the client still expects "100 Continue".
-    if (!this.res.shouldKeepAlive) this.connection.closing ??= 'continue_awaited';
+    if (!this.res.shouldKeepAlive) this.connection.beginClosing('continue_awaited');
   }
 
   /**
@@ -1711,7 +1716,7 @@ async function refuse(exchange: Exchange, thrown: unknown) {
   // Only in the log. For other problems of a response that has begun, the log keeps the status that the client got.
   if (problem.code === 'client_left') exchange.status = problem.status;
   if (problem !== error) logInternalError(core, error, requestId);
-  if (problem.code === 'bad_request') exchange.connection.closing ??= problem.code;
+  if (problem.code === 'bad_request') exchange.connection.beginClosing(problem.code);
   if (res.headersSent) return void req.socket.destroy();
   const { headers, body } = problemResponse(problem, requestId, req);
   exchange.respond(problem.status, Object.assign(headers, ownHeaders(exchange)), body);
