@@ -9716,6 +9716,18 @@ test('the last log lines are written before the process exits, whatever the leve
 });
 
 // The signal handlers were set shortly after the log line "listening".
+test('SIGTERM stops the process even if closing the gateway fails', async (t) => {
+  const code = `
+    import http from 'node:http';
+    import { run } from ${JSON.stringify(FILE.href)};
+    http.Server.prototype.close = function () { this.emit('error', new Error('planted in close')); };
+    await run([], process.env, () => Buffer.alloc(0));`;
+  const file = fileWith(t, code, 'script.mjs');
+  const gateway = await startProcess(t, { program: [...AS_IT_IS.slice(0, -1), file] as unknown as Program });
+  await gateway.close();
+  assert.match(String(linesOf(gateway, /^internal error$/).at(-1)?.stack), /planted in close/);
+});
+
 test('a SIGTERM at the moment when the gateway starts to listen stops the process with 0, also with --demo', {
   skip: !isNode && 'only Node loads a module before the program',
 }, async (t) => {

@@ -5972,11 +5972,13 @@ function stopOnSignal(server: http.Server, close: () => Promise<void>) {
   // would not end if the port is taken.
   server.once('listening', async () => {
     await Promise.race([once(process, 'SIGTERM'), once(process, 'SIGINT')]);
-    await close();
-    // Unread log output, and the timers of reloads and of the query at start, would keep the process running.
+    // Unread log output, and the timers of reloads and of the query at start, would keep the process running. So would
+    // a failure to close.
     // UNTIL Bun ends with the server: a connection without a byte keeps Bun 1.4 running.
-    setTimeout(() => process.exit(), FLUSH_MS);
-    writeOut('', () => process.exit());
+    await close().finally(() => {
+      setTimeout(() => process.exit(), FLUSH_MS);
+      setImmediate(writeOut, '', () => process.exit()); // one turn later, when the failure was logged
+    });
   });
 }
 
