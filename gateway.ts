@@ -5600,8 +5600,8 @@ function startDemoBackend() {
 }
 
 /**
- * Starts a stand-in backend, and a gateway with a new token. Returns a first, short command; the others are printed
- * after the first request. The log lines of requests would hide the messages, so only the level debug shows them.
+ * Starts a stand-in backend, and a gateway with a new token. Returns a command for each way to send the token, the
+ * shortest first. The log lines of requests would hide the messages, so only the level debug shows them.
  */
 async function runDemo(listen: string, level: string | undefined) {
   const backend = startDemoBackend();
