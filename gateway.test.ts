@@ -9578,7 +9578,7 @@ test('--check describes what each token may do, and reveals nothing of its secre
   assert.deepEqual(joined.replace(/\n {4}/g, ' | ').replace(/(?<=[a-z]) {2,}/g, ' ').split('\n'), [
     ...[`The configuration is valid. It was read from: the file ${file}.`, 'backend http://backend:1/p', 'tokens 6'],
     'warning: the token "home" has expired',
-    `  home | may call send, GET /v1/groups/:number | presented as path | sends from ${FROM} | sends to ${TO}, group.* | rate 30/1m | from 10.0.0.0/8 | expires 2020-01-01T23:59:59.999Z (it has expired)`,
+    `  home | may call send, GET /v1/groups/:number | presented as path | sends from ${FROM} | sends to ${TO}, group.* | rate 30/1m | from 10.0.0.0/8 | expires 2020-01-01T23:59:59.999Z`,
     `  plain | may call send, info | presented as bearer, basic, body | sends from any account | sends to anyone | ${open} | expires never`,
     `  hook | may call send, info | presented as bearer, basic, body | sends from any account | sends to anyone | ${open} | webhooks become sends, with the message from a template; by default with number ${FROM}, recipients ${TO} and ${GROUP}, text_mode styled | expires never`,
     `  other | may call send, info | presented as bearer, basic, body | sends from ${FROM} | sends to anyone | ${open} | webhooks become sends, with the message from a template | expires never`,
@@ -10899,7 +10899,7 @@ function nestedConditionals(text: string): string[] {
 }
 
 /** The most lexical tokens of gateway.ts: the next multiple of 500 above the count. */
-const TOKENS_LIMIT = 37_500;
+const TOKENS_LIMIT = 37_000;
 
 test('the functions of gateway.ts are short, and the file stays within its limit of lexical tokens', () => {
   assert.ok(tokensOf(SOURCE) <= TOKENS_LIMIT, `${tokensOf(SOURCE)} lexical tokens`);

@@ -4077,7 +4077,7 @@ class Gate {
   /** The connection of the probe, while it tries to connect. `connect` sets it. */
   underway: Exchange['underway'];
   #failure: Problem | undefined; // the last one, while the gate is shut
-  readonly #waiting: Exchange[] = [];
+  #waiting: Exchange[] = [];
   #isProbing = false;
 
   get isShut() {
@@ -4116,7 +4116,7 @@ class Gate {
         () => this.#failure!,
       );
     } finally {
-      this.#waiting.splice(this.#waiting.indexOf(exchange), 1);
+      this.#waiting = this.#waiting.filter((other) => other !== exchange);
       this.stopIfIdle(exchange.core);
     }
   }
@@ -4206,7 +4206,7 @@ class Slots {
       exchange.slotWaitMs -= await exchange.standBy(() => exchange.slot !== undefined, exchange.slotWaitMs, 'busy');
     } finally {
       // `serve` has taken it off the line if it has its slot.
-      if (!exchange.slot) waiting.splice(waiting.indexOf(exchange), 1);
+      if (!exchange.slot) line.waiting = line.waiting.filter((other) => other !== exchange);
     }
   }
 
@@ -5816,7 +5816,6 @@ function printCheck(settings: Settings) {
 /** Describes what a token may do. Missing limits are named too, so that an owner sees "any account". */
 function describeToken(token: Token) {
   const words = (list: Iterable<string> = []) => [...list].join(', ');
-  const expiry = token.expires === Infinity ? 'never' : new Date(token.expires).toISOString();
   const rows = {
     'may call': words(token.allow.written),
     'presented': token.digest && `as ${words(token.methods)}`,
@@ -5825,7 +5824,7 @@ function describeToken(token: Token) {
     'rate': token.rate?.written ?? 'no limit',
     'from': words(token.clients?.written) || 'any address',
     'webhooks': makesSends(token) && describeSends(token),
-    'expires': `${expiry}${token.expires <= Date.now() ? ' (it has expired)' : ''}`,
+    'expires': token.expires === Infinity ? 'never' : new Date(token.expires).toISOString(),
   };
   // In lines of 80 columns, because a terminal would break longer ones inside a number.
   const wrapped = (text: string) => text.replace(/(?=.{64})(.{1,63}) /g, `$1\n${' '.repeat(17)}`);
