@@ -1417,7 +1417,7 @@ async function exchange(play: Play, wire: Wire, asked: Asked[]): Promise<void> {
     const [ms, how] = step.leave;
     if (ms > 0) await sleep(ms);
     if (how === 'half') socket.end();
-    else if (how === 'reset') socket.resetAndDestroy();
+    else if (how === 'reset' && !socket.writableEnded) socket.resetAndDestroy(); // as in `#accept`
     else socket.destroy();
   }
   const { timeoutMs, waitMs, stallMs } = play.world;
@@ -1918,7 +1918,7 @@ async function runWireClient(house: House, client: WireClient, marks: string[]):
   }
   if (end === 'answered') await until(() => hasAnswer || isClosed, 400);
   if (endMs > 0) await sleep(endMs);
-  if (end === 'reset' || end === 'answered') raw.resetAndDestroy();
+  if ((end === 'reset' || end === 'answered') && !raw.writableEnded) raw.resetAndDestroy(); // as in `#accept`
   if (end === 'half') socket.end();
   if (end === 'half' || end === 'wait') await until(() => isClosed, 400);
   socket.destroy();
