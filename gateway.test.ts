@@ -7070,6 +7070,35 @@ test('connections to the backend are reused for the next request of any client, 
   assert.equal(backend.sockets.length, used + ('Deno' in globalThis ? 5 : 4));
 });
 
+// node:http no longer listens for errors of a connection whose response is complete when a write to it fails.
+test('a backend that responds before it has read a send, and then resets the connection, does not crash the process', async (t) => {
+  const sockets: net.Socket[] = [];
+  const server = net.createServer((socket) => {
+    sockets.push(socket.on('error', () => {}));
+    let toReadBytes = MIB + 200_000 * sockets.length;
+    socket.on('data', ({ length }) => {
+      if (toReadBytes > 0 && toReadBytes <= length) socket.write(SENT);
+      toReadBytes -= length;
+    });
+  });
+  const url = await serve(t, server);
+  const gateway = await startGateway(t, { url }, { ...tokens({ defaults: DEFAULTS }), backend: { url } });
+  // Before the gateway writes again to the backend, in the same turn of the loop.
+  gateway.server.prependListener('request', (_req, res) => {
+    const writeHead = res.writeHead.bind(res) as (...head: unknown[]) => typeof res;
+    res.writeHead = (...head: unknown[]) => {
+      sockets.at(-1)!.resetAndDestroy();
+      return writeHead(...head);
+    };
+  });
+  const body = `message=${'\x01'.repeat(MIB - 8)}`; // a send of 6 MiB, which no buffer of a socket holds
+  for (let i = 1; i <= 10; i++) {
+    const { status } = await ask(gateway, { body, headers: { ...BEARER, 'content-type': URLENCODED } });
+    assert.deepEqual([status, sockets.length], [201, i]);
+  }
+  assert.deepEqual(linesOf(gateway, /internal error/), []);
+});
+
 test('a connection to the backend that is not established, TLS included, is 502: nothing was sent; the reason is logged', async (t) => {
   const silent = await startRawBackend(t, () => {});
   const ways = [

@@ -4305,7 +4305,8 @@ function connect(owner: Pick<Exchange, 'underway'>, request: http.RequestOptions
     outgoing.on('socket', (socket) => {
       socket.off('data', destroyThis); // readBackend added it
       if (!socket.connecting) onConnect(); // a kept connection
-      else socket.once(isTls ? 'secureConnect' : 'connect', onConnect);
+      // For its whole life: node:http does not listen while it frees a connection, although a write may still fail.
+      else socket.on('error', destroyThis).once(isTls ? 'secureConnect' : 'connect', onConnect);
     });
   });
 }
