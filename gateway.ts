@@ -4305,7 +4305,8 @@ function connect(owner: Pick<Exchange, 'underway'>, request: http.RequestOptions
     outgoing.on('socket', (socket) => {
       socket.off('data', destroyThis); // readBackend added it
       if (!socket.connecting) onConnect(); // a kept connection
-      // For its whole life: node:http does not listen while it frees a connection, although a write may still fail.
+      // UNTIL Node 26 is the oldest: Node 22 does not listen for errors while it frees a connection, and a write may
+      // fail then (test "a backend that responds before it has read a send").
       else socket.on('error', destroyThis).once(isTls ? 'secureConnect' : 'connect', onConnect);
     });
   });
