@@ -202,6 +202,7 @@ const AUTHED = (token: string): string => `{"auth":"${token}",${HELLO.slice(1)}`
 /** A message of exactly this many bytes. */
 const sized = (bytes: number): string => `{"x":"${'x'.repeat(bytes - HELLO.length - 7)}",${HELLO.slice(1)}`;
 const BEARER = { authorization: `Bearer ${SECRET}` };
+const CHROME = `User-Agent: Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36 (KHTML, like Gecko) Chrome/156.0.0.0`;
 const HERE = fileURLToPath(new URL('.', import.meta.url));
 const read = (name: string): string => readFileSync(join(HERE, name), 'utf8');
 const SOURCE = read('gateway.ts');
@@ -1214,6 +1215,150 @@ test('an internal error is a 500 without details, and its stack is logged', asyn
   assert.match(String(line?.stack), /RangeError: the clock is broken\n +at /);
   assert.equal(line?.requestId, answer.json.requestId);
 });
+
+section('ROUTES'); // ──────────────────────────────────────────────────────────────────────────────
+/** Every route of backend.md, by its group in the gateway; N is a number, G a group. */
+const ROUTES = Object.entries({
+  info: 'GET /v1/about; GET /v1/health',
+  send: 'POST /v2/send; POST /v1/send',
+  receive: 'GET /v1/receive/N',
+  messaging: `
+    PUT,DELETE /v1/typing-indicator/N; POST,DELETE /v1/reactions/N; POST /v1/receipts/N; DELETE /v1/remote-delete/N;
+    POST,DELETE /v1/polls/N; POST /v1/polls/N/vote; GET /v1/attachments; GET,DELETE /v1/attachments/abc;
+    GET,POST /v1/sticker-packs/N; GET /v1/search; GET /v1/search/N; GET,POST /v1/groups/N;
+    GET,PUT,DELETE /v1/groups/N/G; GET /v1/groups/N/G/avatar; POST /v1/groups/N/G/block; POST /v1/groups/N/G/join;
+    POST /v1/groups/N/G/quit; POST,DELETE /v1/groups/N/G/members; POST,DELETE /v1/groups/N/G/admins;
+    POST,DELETE /v1/groups/N/G/pin-message`,
+  setup: `
+    GET,POST /v1/configuration; GET,POST /v1/configuration/N/settings; POST /v1/register/N;
+    POST /v1/register/N/verify/123456; POST /v1/unregister/N; GET /v1/qrcodelink; GET /v1/qrcodelink/raw;
+    GET /v1/accounts; POST /v1/accounts/N/rate-limit-challenge; PUT /v1/accounts/N/settings;
+    POST,DELETE /v1/accounts/N/username; POST,DELETE /v1/accounts/N/pin; GET,POST /v1/devices/N;
+    DELETE /v1/devices/N/2; DELETE /v1/devices/N/local-data; PUT /v1/profiles/N; GET /v1/identities/N;
+    PUT /v1/identities/N/trust/+15550100009; GET,PUT /v1/contacts/N; GET /v1/contacts/N/some-uuid;
+    GET /v1/contacts/N/some-uuid/avatar; POST /v1/contacts/N/sync; GET,POST,PUT,PATCH,DELETE /v1/plugins/anything;
+    GET /swagger/index.html; GET /swagger/doc.json`,
+}).flatMap(([group, routes]) =>
+  routes.replace(/N/g, FROM).replace(/\/G/g, `/${GROUP}`).split(';').flatMap((route) => {
+    const [methods = '', path = ''] = route.trim().split(' ');
+    return methods.split(',').map((method) => ({ group, method, path }));
+  })
+);
+
+/** A backend that answers every request with 200, whether the route exists or not. */
+const ANY_ROUTE: Handler = (req, res) => void req.resume().on('end', () => res.end('{}'));
+const ANSWERING = { handler: ANY_ROUTE };
+const ALL_GROUPS = { allow: ['messaging', 'setup'] };
+
+/** Entries of allow, and the routes that each opens: group, method and path. */
+const OPENED = {
+  ...Object.fromEntries(
+    KNOWN_ROUTES.filter(({ group }) => group !== 'metrics').map(({ group }) => [group, new RegExp(`^${group}`)]),
+  ),
+  'messaging': /^(send|receive|messaging)/,
+  '* /*,* /v1/*,* /:a/*,GET /v1/:a/:b,* /v1/*/:number,* /:a/:b,* /v1/:a,* /:swagger/*,messaging,info': /^(?!setup)/,
+  '* /v1/accounts/*': /^\w+ \w+ \/v1\/accounts\//,
+  'GET /swagger/*': /GET \/swagger\//,
+  'GET /swagger/:file': /GET \/swagger\//,
+  'GET /v1/accounts,GET /swagger/doc.json': /GET \/(v1\/accounts|swagger\/doc.json)$/,
+};
+for (const [allow, opened] of Object.entries(OPENED)) {
+  table(`allow opens only its routes, and no wildcard opens setup: ${allow}`, { allow: allow.split(',') }, ANSWERING)([
+    '* bearer',
+    ROUTES.map(({ group, method, path }) => {
+      const refusal = group === 'setup' ? '403 setup_blocked' : '403 endpoint_not_allowed';
+      const result = opened.test(`${group} ${method} ${path}`) ? `200 | ${method} ${path}` : refusal;
+      return `${method} ${path}${method === 'GET' ? '' : ' | {}'} → ${result}`;
+    }),
+  ]);
+}
+
+test("the table of routes matches the backend's, each in its group, and its rows state only facts that the code uses", () => {
+  const found = ROUTES.map(({ group, method, path }) => {
+    const { route } = parseTarget(method, path);
+    assert.equal(route?.group, group, `${method} ${path}`);
+    return route;
+  });
+  const others = KNOWN_ROUTES.filter((route) => !found.includes(route));
+  assert.deepEqual(others.map(({ template }) => template), ['/metrics']);
+  const said = new Set(KNOWN_ROUTES.flatMap(({ facts }) => facts));
+  const asked = new Set(groupsOf(SOURCE, /\bsays\([^()]*, '([a-z-]+)'\)/g));
+  assert.deepEqual([...said].sort(), [...asked].sort());
+});
+
+/** Starts a gateway from a copy of gateway.ts whose table has more routes, added as documented. */
+async function startWithRoutes(t: TestContext, rows: string[], config: GatewayConfig, handler: Handler = ANY_ROUTE) {
+  const added: Change = ['  messaging: [\n', (text) => text + rows.map((row) => `    '${row}',\n`).join('')];
+  const { createGateway } = await import(pathToFileURL(changedSource(t, added)).href) as typeof import('./gateway.ts');
+  const backend = await startBackend(t, handler);
+  return { backend, gateway: await startGateway(t, backend, config, {}, createGateway) };
+}
+
+// POST …/:groupid/link, added as documented, gave a group's link to a token with `recipients`.
+test('a route added to the table has every restriction until its row lifts it: it acts, changes groups, is for persons, shows all accounts, takes no large body', async (t) => {
+  const group = `/v1/groups/${FROM}/${GROUP}`;
+  const large = `{"x":"${'x'.repeat(70_000)}"}`;
+  const [strict, open] = ['', ' reads any-body same-members to-groups no-account'];
+  const ofGroups = `@ ${JSON.stringify({ recipients: ['group.*'] })} | bearer`;
+  const ofSender = `@ ${JSON.stringify({ senders: [FROM] })} | bearer`;
+  for (const facts of [strict, open]) {
+    const result = (refusal: string): string => facts === strict ? `403 ${refusal}` : '200';
+    const rows = ['POST /v1/groups/:number/:groupid/link', 'GET,POST /v1/new-things'].map((row) => row + facts);
+    const both = await startWithRoutes(t, rows, { allow: ['messaging'] });
+    await checkRows(both, [
+      `${ofGroups} | POST ${group}/link | {} → ${result('endpoint_not_allowed | reason=group_change_not_named')}`,
+      `${ofSender} | GET /v1/new-things → ${result('endpoint_not_allowed | reason=route_without_account')}`,
+      `basic | GET /v1/new-things | ${CHROME} | Sec-Fetch-Site: none → ${result('cross_site')}`,
+      `bearer | GET /v1/new-things | Range: bytes=0- → ${result('cross_site | reason=range')}`,
+      `bearer | POST /v1/new-things | {"recipient":"${GROUP}"} → ${facts === strict ? '400 bad_field' : '200'}`,
+      `bearer | POST ${group}/link → 200 ;; bearer | POST /v1/new-things | {"a":1} → 200`,
+      `bearer | POST /v1/new-things | ${large} → ${facts === strict ? '413 body_too_large' : '200'}`,
+    ]);
+  }
+});
+
+test('a path without a row needs a slot, like a row that does not state otherwise', async (t) => {
+  for (const path of ['/v1/new', '/v1/attachments']) {
+    const { backend, gateway } = await startHeld(t, 1, { allow: ['GET /v1/new', 'messaging'] });
+    const both = [path, path].map((path) => ask(gateway, { path, headers: BEARER }));
+    await until(() => backend.acting === 1);
+    await settled(gateway);
+    assert.equal(backend.seen.length, 1, `${path}: one of two has the only slot`);
+    backend.answer();
+    await until(() => backend.acting === 1);
+    backend.answer();
+    await Promise.all(both);
+    assert.equal(backend.most, 1);
+  }
+});
+
+table('a path without a row acts only below the prefixes of setup, /v2/send and /v1/receive', {
+  allow: ['GET /api/*', 'GET /v1/new', 'GET /v1/devices/*', 'GET /v2/send/*', 'GET /v1/receive/*', 'GET /swagger'],
+}, ANSWERING)`
+  * basic | ${CHROME} | Sec-Fetch-Site: none → 403 cross_site
+  * bearer | Range: bytes=0- → 403 cross_site | reason=range
+  GET /v1/devices/x/y/z ;; GET /v2/send/later ;; GET /v1/receive/${FROM}/x ;; GET /swagger
+  * basic | ${CHROME} | Sec-Fetch-Site: none → 200
+  * bearer | Range: bytes=0- → 200
+  GET /api/v1/events ;; GET /v1/new`;
+
+test('the body of a path without a row streams, and may name groups', async (t) => {
+  const { backend, gateway } = await startBoth(t, { allow: ['POST /v1/new'] });
+  const body = JSON.stringify({ recipients: [GROUP], x: 'x'.repeat(100_000) });
+  const request = beginSend(gateway, BEARER, '/v1/new');
+  request.on('error', () => {}).write(body.slice(0, 90_000));
+  await until(() => backend.seen.length === 1, 'the backend to get the request before its end');
+  request.end(body.slice(90_000));
+  await until(() => backend.seen[0]!.complete);
+  assert.equal(String(backend.seen[0]!.body), body);
+});
+
+const NEW_ROUTES = ['/v1/register', '/v1/devices/x/y/z', '/v1/accounts/new/thing', '/swagger', '/v1/plugins'];
+const ALL_BUT_SETUP = { allow: ['* /*', 'messaging', 'GET /v1/accounts'] };
+table('a new upstream route below a setup prefix is setup, although it is in no table', ALL_BUT_SETUP)`
+  * bearer → 403 setup_blocked
+  ${NEW_ROUTES.map((path) => `GET ${path} ;; DELETE ${path} ;; OPTIONS ${path} ;; PROPFIND ${path}`)}
+  POST /v1/accounts | {}`;
 
 section('GATEWAY'); // ─────────────────────────────────────────────────────────────────────────────
 
@@ -2835,7 +2980,6 @@ table('a long Authorization header is parsed in one pass', {})(
 section('ORIGINS'); // ─────────────────────────────────────────────────────────────────────────────
 
 const DASHBOARD = 'https://dash.example:8443';
-const CHROME = `User-Agent: Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36 (KHTML, like Gecko) Chrome/156.0.0.0`;
 const EVIL = 'Origin: http://evil.example:9000';
 const CROSS_SITE = `${EVIL} | Sec-Fetch-Mode: no-cors | Sec-Fetch-Site: cross-site`;
 const ASKED = 'Access-Control-Request-Method: POST';
@@ -3226,150 +3370,6 @@ table('an OPTIONS that is not a preflight of an origin on cors is an ordinary re
   `Origin: ${DASHBOARD}`,
   `POST /v2/send | none | Origin: ${DASHBOARD} | ${ASKED} → 401 unauthorized`,
 ]);
-
-section('ROUTES'); // ──────────────────────────────────────────────────────────────────────────────
-/** Every route of backend.md, by its group in the gateway; N is a number, G a group. */
-const ROUTES = Object.entries({
-  info: 'GET /v1/about; GET /v1/health',
-  send: 'POST /v2/send; POST /v1/send',
-  receive: 'GET /v1/receive/N',
-  messaging: `
-    PUT,DELETE /v1/typing-indicator/N; POST,DELETE /v1/reactions/N; POST /v1/receipts/N; DELETE /v1/remote-delete/N;
-    POST,DELETE /v1/polls/N; POST /v1/polls/N/vote; GET /v1/attachments; GET,DELETE /v1/attachments/abc;
-    GET,POST /v1/sticker-packs/N; GET /v1/search; GET /v1/search/N; GET,POST /v1/groups/N;
-    GET,PUT,DELETE /v1/groups/N/G; GET /v1/groups/N/G/avatar; POST /v1/groups/N/G/block; POST /v1/groups/N/G/join;
-    POST /v1/groups/N/G/quit; POST,DELETE /v1/groups/N/G/members; POST,DELETE /v1/groups/N/G/admins;
-    POST,DELETE /v1/groups/N/G/pin-message`,
-  setup: `
-    GET,POST /v1/configuration; GET,POST /v1/configuration/N/settings; POST /v1/register/N;
-    POST /v1/register/N/verify/123456; POST /v1/unregister/N; GET /v1/qrcodelink; GET /v1/qrcodelink/raw;
-    GET /v1/accounts; POST /v1/accounts/N/rate-limit-challenge; PUT /v1/accounts/N/settings;
-    POST,DELETE /v1/accounts/N/username; POST,DELETE /v1/accounts/N/pin; GET,POST /v1/devices/N;
-    DELETE /v1/devices/N/2; DELETE /v1/devices/N/local-data; PUT /v1/profiles/N; GET /v1/identities/N;
-    PUT /v1/identities/N/trust/+15550100009; GET,PUT /v1/contacts/N; GET /v1/contacts/N/some-uuid;
-    GET /v1/contacts/N/some-uuid/avatar; POST /v1/contacts/N/sync; GET,POST,PUT,PATCH,DELETE /v1/plugins/anything;
-    GET /swagger/index.html; GET /swagger/doc.json`,
-}).flatMap(([group, routes]) =>
-  routes.replace(/N/g, FROM).replace(/\/G/g, `/${GROUP}`).split(';').flatMap((route) => {
-    const [methods = '', path = ''] = route.trim().split(' ');
-    return methods.split(',').map((method) => ({ group, method, path }));
-  })
-);
-
-/** A backend that answers every request with 200, whether the route exists or not. */
-const ANY_ROUTE: Handler = (req, res) => void req.resume().on('end', () => res.end('{}'));
-const ANSWERING = { handler: ANY_ROUTE };
-const ALL_GROUPS = { allow: ['messaging', 'setup'] };
-
-/** Entries of allow, and the routes that each opens: group, method and path. */
-const OPENED = {
-  ...Object.fromEntries(
-    KNOWN_ROUTES.filter(({ group }) => group !== 'metrics').map(({ group }) => [group, new RegExp(`^${group}`)]),
-  ),
-  'messaging': /^(send|receive|messaging)/,
-  '* /*,* /v1/*,* /:a/*,GET /v1/:a/:b,* /v1/*/:number,* /:a/:b,* /v1/:a,* /:swagger/*,messaging,info': /^(?!setup)/,
-  '* /v1/accounts/*': /^\w+ \w+ \/v1\/accounts\//,
-  'GET /swagger/*': /GET \/swagger\//,
-  'GET /swagger/:file': /GET \/swagger\//,
-  'GET /v1/accounts,GET /swagger/doc.json': /GET \/(v1\/accounts|swagger\/doc.json)$/,
-};
-for (const [allow, opened] of Object.entries(OPENED)) {
-  table(`allow opens only its routes, and no wildcard opens setup: ${allow}`, { allow: allow.split(',') }, ANSWERING)([
-    '* bearer',
-    ROUTES.map(({ group, method, path }) => {
-      const refusal = group === 'setup' ? '403 setup_blocked' : '403 endpoint_not_allowed';
-      const result = opened.test(`${group} ${method} ${path}`) ? `200 | ${method} ${path}` : refusal;
-      return `${method} ${path}${method === 'GET' ? '' : ' | {}'} → ${result}`;
-    }),
-  ]);
-}
-
-test("the table of routes matches the backend's, each in its group, and its rows state only facts that the code uses", () => {
-  const found = ROUTES.map(({ group, method, path }) => {
-    const { route } = parseTarget(method, path);
-    assert.equal(route?.group, group, `${method} ${path}`);
-    return route;
-  });
-  const others = KNOWN_ROUTES.filter((route) => !found.includes(route));
-  assert.deepEqual(others.map(({ template }) => template), ['/metrics']);
-  const said = new Set(KNOWN_ROUTES.flatMap(({ facts }) => facts));
-  const asked = new Set(groupsOf(SOURCE, /\bsays\([^()]*, '([a-z-]+)'\)/g));
-  assert.deepEqual([...said].sort(), [...asked].sort());
-});
-
-/** Starts a gateway from a copy of gateway.ts whose table has more routes, added as documented. */
-async function startWithRoutes(t: TestContext, rows: string[], config: GatewayConfig, handler: Handler = ANY_ROUTE) {
-  const added: Change = ['  messaging: [\n', (text) => text + rows.map((row) => `    '${row}',\n`).join('')];
-  const { createGateway } = await import(pathToFileURL(changedSource(t, added)).href) as typeof import('./gateway.ts');
-  const backend = await startBackend(t, handler);
-  return { backend, gateway: await startGateway(t, backend, config, {}, createGateway) };
-}
-
-// POST …/:groupid/link, added as documented, gave a group's link to a token with `recipients`.
-test('a route added to the table has every restriction until its row lifts it: it acts, changes groups, is for persons, shows all accounts, takes no large body', async (t) => {
-  const group = `/v1/groups/${FROM}/${GROUP}`;
-  const large = `{"x":"${'x'.repeat(70_000)}"}`;
-  const [strict, open] = ['', ' reads any-body same-members to-groups no-account'];
-  const ofGroups = `@ ${JSON.stringify({ recipients: ['group.*'] })} | bearer`;
-  const ofSender = `@ ${JSON.stringify({ senders: [FROM] })} | bearer`;
-  for (const facts of [strict, open]) {
-    const result = (refusal: string): string => facts === strict ? `403 ${refusal}` : '200';
-    const rows = ['POST /v1/groups/:number/:groupid/link', 'GET,POST /v1/new-things'].map((row) => row + facts);
-    const both = await startWithRoutes(t, rows, { allow: ['messaging'] });
-    await checkRows(both, [
-      `${ofGroups} | POST ${group}/link | {} → ${result('endpoint_not_allowed | reason=group_change_not_named')}`,
-      `${ofSender} | GET /v1/new-things → ${result('endpoint_not_allowed | reason=route_without_account')}`,
-      `basic | GET /v1/new-things | ${CHROME} | Sec-Fetch-Site: none → ${result('cross_site')}`,
-      `bearer | GET /v1/new-things | Range: bytes=0- → ${result('cross_site | reason=range')}`,
-      `bearer | POST /v1/new-things | {"recipient":"${GROUP}"} → ${facts === strict ? '400 bad_field' : '200'}`,
-      `bearer | POST ${group}/link → 200 ;; bearer | POST /v1/new-things | {"a":1} → 200`,
-      `bearer | POST /v1/new-things | ${large} → ${facts === strict ? '413 body_too_large' : '200'}`,
-    ]);
-  }
-});
-
-test('a path without a row needs a slot, like a row that does not state otherwise', async (t) => {
-  for (const path of ['/v1/new', '/v1/attachments']) {
-    const { backend, gateway } = await startHeld(t, 1, { allow: ['GET /v1/new', 'messaging'] });
-    const both = [path, path].map((path) => ask(gateway, { path, headers: BEARER }));
-    await until(() => backend.acting === 1);
-    await settled(gateway);
-    assert.equal(backend.seen.length, 1, `${path}: one of two has the only slot`);
-    backend.answer();
-    await until(() => backend.acting === 1);
-    backend.answer();
-    await Promise.all(both);
-    assert.equal(backend.most, 1);
-  }
-});
-
-table('a path without a row acts only below the prefixes of setup, /v2/send and /v1/receive', {
-  allow: ['GET /api/*', 'GET /v1/new', 'GET /v1/devices/*', 'GET /v2/send/*', 'GET /v1/receive/*', 'GET /swagger'],
-}, ANSWERING)`
-  * basic | ${CHROME} | Sec-Fetch-Site: none → 403 cross_site
-  * bearer | Range: bytes=0- → 403 cross_site | reason=range
-  GET /v1/devices/x/y/z ;; GET /v2/send/later ;; GET /v1/receive/${FROM}/x ;; GET /swagger
-  * basic | ${CHROME} | Sec-Fetch-Site: none → 200
-  * bearer | Range: bytes=0- → 200
-  GET /api/v1/events ;; GET /v1/new`;
-
-test('the body of a path without a row streams, and may name groups', async (t) => {
-  const { backend, gateway } = await startBoth(t, { allow: ['POST /v1/new'] });
-  const body = JSON.stringify({ recipients: [GROUP], x: 'x'.repeat(100_000) });
-  const request = beginSend(gateway, BEARER, '/v1/new');
-  request.on('error', () => {}).write(body.slice(0, 90_000));
-  await until(() => backend.seen.length === 1, 'the backend to get the request before its end');
-  request.end(body.slice(90_000));
-  await until(() => backend.seen[0]!.complete);
-  assert.equal(String(backend.seen[0]!.body), body);
-});
-
-const NEW_ROUTES = ['/v1/register', '/v1/devices/x/y/z', '/v1/accounts/new/thing', '/swagger', '/v1/plugins'];
-const ALL_BUT_SETUP = { allow: ['* /*', 'messaging', 'GET /v1/accounts'] };
-table('a new upstream route below a setup prefix is setup, although it is in no table', ALL_BUT_SETUP)`
-  * bearer → 403 setup_blocked
-  ${NEW_ROUTES.map((path) => `GET ${path} ;; DELETE ${path} ;; OPTIONS ${path} ;; PROPFIND ${path}`)}
-  POST /v1/accounts | {}`;
 
 section('ENDPOINTS'); // ───────────────────────────────────────────────────────────────────────────
 const NO_ENDPOINTS = `
@@ -6895,53 +6895,6 @@ test('without slots, a client that disconnects, also in mid-upload, ends its req
   assert.deepEqual(backend.seen.map(({ complete }) => complete), [true, true, true, false]);
 });
 
-section('READING'); // ─────────────────────────────────────────────────────────────────────────────
-test('no more of an upload is read than the backend accepts', async (t) => {
-  let taken = 0;
-  const total = 40 * MIB;
-  const backend = await startBackend(t, async (req, res) => {
-    // Reads a chunk, lets everything else run for a while, and reads the next.
-    for await (const chunk of req) {
-      taken += (chunk as Buffer).length;
-      await new Promise((resolve) => setImmediate(resolve));
-      // Most of the difference is in the system's socket buffers.
-      assert.ok(socket.bytesWritten - taken < 24 * MIB, `${socket.bytesWritten - taken} bytes are on their way`);
-    }
-    res.writeHead(201).end('{"timestamp":"1"}');
-  });
-  const body = `${HELLO.slice(0, -1)},"message2":"`;
-  const begun = `${post(SECRET, total, 'Connection: close')}${body}`;
-  const { socket, text } = open(t, await startGateway(t, backend), begun);
-  const filler = Buffer.alloc(256 * 1024, 'x');
-  for (let left = total - body.length - 2; left > 0; left -= filler.length) {
-    if (!socket.write(filler.subarray(0, left))) await once(socket, 'drain');
-  }
-  socket.write('"}');
-  await closed(socket);
-  assert.deepEqual([statusOf(text()), taken], [201, total]);
-});
-
-section('RESPONSES'); // ───────────────────────────────────────────────────────────────────────────
-// The head waited for the end of the upload, for 2 s of silence, or for 30 s.
-test('a response without a body is written at once, although its request is not complete', async (t) => {
-  const backend = await startBackend(t, (_, res) => void res.writeHead(413, { 'Content-Length': 0 }).end());
-  const own = { cors: [DASHBOARD], ...tokens({}) };
-  const gateway = await startGateway(t, backend, own, { lingerMs: 3_600_000, stallTimeoutMs: 3_600_000 });
-  const wanted = `Origin: ${DASHBOARD}\r\nAccess-Control-Request-Method: POST\r\nContent-Length: 9`;
-  const rows = [
-    [`${post(SECRET, LARGE.length + 200_000)}${LARGE.slice(0, -3)}`, 413],
-    [`OPTIONS /v2/send HTTP/1.1\r\nHost: g\r\n${wanted}\r\n\r\n`, 204],
-    ['HEAD /v1/about HTTP/1.1\r\nHost: g\r\nAuthorization: Bearer x\r\nContent-Length: 9\r\n\r\n', 401],
-  ] as const;
-  for (const [bytes, status] of rows) {
-    const { socket, text } = open(t, gateway, bytes);
-    await until(() => text().endsWith('\r\n\r\n'), bytes.slice(0, 60));
-    assert.equal(statusOf(text()), status);
-    socket.destroy();
-  }
-});
-
-section('RELAY'); // ───────────────────────────────────────────────────────────────────────────────
 // The backend's time-out continued while the client was the slow one, or restarted after its headers, and ended the
 // response.
 test("the backend's time-out is paused while the client is waited for, and a response that starts before the upload ends is delivered", async (t) => {
@@ -7048,73 +7001,6 @@ test('a client that reads nothing of its response is disconnected, and its reque
   assert.notEqual(await Promise.race([closed(backend.sockets[0]!), late]), 'late');
 });
 
-section('CONNECT'); // ─────────────────────────────────────────────────────────────────────────────
-test('connections to the backend are reused for the next request of any client, except those with an unsolicited response', async (t) => {
-  // The gateway has noted the end of a large body when the response arrives; otherwise it would discard the connection.
-  const { backend, gateway } = await startRaw(t, (socket) => void setTimeout(() => socket.write(SENT), 20));
-  for (const request of [{ body: MESSAGE }, { body: HELLO.padEnd(100_000) }, { path: '/v1/health' }]) {
-    for (let i = 0; i < 3; i++) assert.equal((await ask(gateway, { ...request, headers: BEARER })).status, 201);
-  }
-  const plain = await startBoth(t);
-  for (let i = 0; i < 3; i++) {
-    assert.equal((await ask(plain.gateway, { path: '/v1/health', headers: BEARER })).status, 204);
-  }
-  assert.equal(plain.backend.connections, 'Deno' in globalThis ? 3 : 1, 'the connections for responses without a body');
-  const used = backend.sockets.length;
-  assert.equal(used, 'Deno' in globalThis ? 9 : 1); // Deno would resend on a connection that breaks
-  for (let i = 0; i < 5; i++) {
-    assert.equal((await send(gateway, 'hello')).text, '{}');
-    backend.sockets.at(-1)!.write(SENT.replace('{}', '[]'));
-    await closed(backend.sockets.at(-1)!);
-  }
-  assert.equal(backend.sockets.length, used + ('Deno' in globalThis ? 5 : 4));
-});
-
-// node:http no longer listens for errors of a connection whose response is complete when a write to it fails.
-test('a backend that responds before it has read a send, and then resets the connection, does not crash the process', async (t) => {
-  const sockets: net.Socket[] = [];
-  const server = net.createServer((socket) => {
-    sockets.push(socket.on('error', () => {}));
-    let toReadBytes = MIB + 200_000 * sockets.length;
-    socket.on('data', ({ length }) => {
-      if (toReadBytes > 0 && toReadBytes <= length) socket.write(SENT);
-      toReadBytes -= length;
-    });
-  });
-  const url = await serve(t, server);
-  const gateway = await startGateway(t, { url }, { ...tokens({ defaults: DEFAULTS }), backend: { url } });
-  // Before the gateway writes again to the backend, in the same turn of the loop.
-  gateway.server.prependListener('request', (_req, res) => {
-    const writeHead = res.writeHead.bind(res) as (...head: unknown[]) => typeof res;
-    res.writeHead = (...head: unknown[]) => {
-      sockets.at(-1)!.resetAndDestroy();
-      return writeHead(...head);
-    };
-  });
-  const body = `message=${'\x01'.repeat(MIB - 8)}`; // a send of 6 MiB, which no buffer of a socket holds
-  for (let i = 1; i <= 10; i++) {
-    const { status } = await ask(gateway, { body, headers: { ...BEARER, 'content-type': URLENCODED } });
-    assert.deepEqual([status, sockets.length], [201, i]);
-  }
-  assert.deepEqual(linesOf(gateway, /internal error/), []);
-});
-
-test('a connection to the backend that is not established, TLS included, is 502: nothing was sent; the reason is logged', async (t) => {
-  const silent = await startRawBackend(t, () => {});
-  const ways = [
-    [silent.url.replace('http', 'https'), '300ms', /^timeout$/],
-    ['http://nowhere.invalid', '1m', /^(ENOTFOUND|EAI_AGAIN)$/],
-    ['http://127.0.0.1:1', '1m', /^E[A-Z]+$/],
-  ] as const;
-  for (const [url, timeout, reason] of ways) {
-    const gateway = await startGateway(t, { url }, { backend: { url, timeout, wait: '0' } });
-    assert.equal(outcomeOf(await send(gateway, url)), '502 backend_unreachable', url);
-    assert.match(String(requests(gateway)[0].reason), reason);
-  }
-  await closed(silent.sockets[0]!);
-});
-
-section('RELAY'); // ───────────────────────────────────────────────────────────────────────────────
 // Node 26 would put such a connection back into its pool, and the bytes after a response that no correct backend sends
 // could be read as the next response.
 test('the connection of a refused backend response is not reused', async (t) => {
@@ -7150,25 +7036,6 @@ test('attack: smuggle a second request into the first', async (t) => {
     assert.doesNotMatch(await raw(gateway, head + unescaped(barred(attempt).join('\r\n'))), / 201 [^]* 201 /);
   }
   for (const seen of backend.seen) assert.equal(seen.url, '/v2/send');
-});
-
-section('CONNECT'); // ─────────────────────────────────────────────────────────────────────────────
-test('a backend with TLS is trusted only if its certificate is; otherwise nothing is sent to it', async (t) => {
-  const seen: string[] = [];
-  const server = https.createServer(CERTS[0], (req, res) => {
-    if (req.method === 'POST') seen.push(req.url!);
-    req.resume().on('end', () => res.writeHead(201, { 'Content-Length': 2 }).end('{}'));
-  });
-  const url = `${(await serve(t, server, 0, '127.0.0.1')).replace('http', 'https')}/prefix`;
-  const refused = await send(await startGateway(t, { url }), 'not believed');
-  assert.deepEqual([outcomeOf(refused), seen], ['502 backend_unreachable', []]);
-  // A certificate from a private CA is trusted through the runtime's own options.
-  if (!isNode) return;
-  const file = join(folder(t), 'ca.pem');
-  writeFileSync(file, CERTS[0].cert);
-  const trusting = await startProcess(t, { backend: { url }, env: { NODE_EXTRA_CA_CERTS: file } });
-  for (let i = 0; i < 2; i++) assert.equal((await ask(trusting, { body: MESSAGE, headers: BEARER })).status, 201);
-  assert.deepEqual(seen, ['/prefix/v2/send', '/prefix/v2/send']);
 });
 
 section('GATE AND SLOTS'); // ──────────────────────────────────────────────────────────────────────
@@ -8218,6 +8085,90 @@ test('a backend that takes a connection and closes it is 502 without a retry, be
   }
 });
 
+section('CONNECT'); // ─────────────────────────────────────────────────────────────────────────────
+test('connections to the backend are reused for the next request of any client, except those with an unsolicited response', async (t) => {
+  // The gateway has noted the end of a large body when the response arrives; otherwise it would discard the connection.
+  const { backend, gateway } = await startRaw(t, (socket) => void setTimeout(() => socket.write(SENT), 20));
+  for (const request of [{ body: MESSAGE }, { body: HELLO.padEnd(100_000) }, { path: '/v1/health' }]) {
+    for (let i = 0; i < 3; i++) assert.equal((await ask(gateway, { ...request, headers: BEARER })).status, 201);
+  }
+  const plain = await startBoth(t);
+  for (let i = 0; i < 3; i++) {
+    assert.equal((await ask(plain.gateway, { path: '/v1/health', headers: BEARER })).status, 204);
+  }
+  assert.equal(plain.backend.connections, 'Deno' in globalThis ? 3 : 1, 'the connections for responses without a body');
+  const used = backend.sockets.length;
+  assert.equal(used, 'Deno' in globalThis ? 9 : 1); // Deno would resend on a connection that breaks
+  for (let i = 0; i < 5; i++) {
+    assert.equal((await send(gateway, 'hello')).text, '{}');
+    backend.sockets.at(-1)!.write(SENT.replace('{}', '[]'));
+    await closed(backend.sockets.at(-1)!);
+  }
+  assert.equal(backend.sockets.length, used + ('Deno' in globalThis ? 5 : 4));
+});
+
+// node:http no longer listens for errors of a connection whose response is complete when a write to it fails.
+test('a backend that responds before it has read a send, and then resets the connection, does not crash the process', async (t) => {
+  const sockets: net.Socket[] = [];
+  const server = net.createServer((socket) => {
+    sockets.push(socket.on('error', () => {}));
+    let toReadBytes = MIB + 200_000 * sockets.length;
+    socket.on('data', ({ length }) => {
+      if (toReadBytes > 0 && toReadBytes <= length) socket.write(SENT);
+      toReadBytes -= length;
+    });
+  });
+  const url = await serve(t, server);
+  const gateway = await startGateway(t, { url }, { ...tokens({ defaults: DEFAULTS }), backend: { url } });
+  // Before the gateway writes again to the backend, in the same turn of the loop.
+  gateway.server.prependListener('request', (_req, res) => {
+    const writeHead = res.writeHead.bind(res) as (...head: unknown[]) => typeof res;
+    res.writeHead = (...head: unknown[]) => {
+      sockets.at(-1)!.resetAndDestroy();
+      return writeHead(...head);
+    };
+  });
+  const body = `message=${'\x01'.repeat(MIB - 8)}`; // a send of 6 MiB, which no buffer of a socket holds
+  for (let i = 1; i <= 10; i++) {
+    const { status } = await ask(gateway, { body, headers: { ...BEARER, 'content-type': URLENCODED } });
+    assert.deepEqual([status, sockets.length], [201, i]);
+  }
+  assert.deepEqual(linesOf(gateway, /internal error/), []);
+});
+
+test('a connection to the backend that is not established, TLS included, is 502: nothing was sent; the reason is logged', async (t) => {
+  const silent = await startRawBackend(t, () => {});
+  const ways = [
+    [silent.url.replace('http', 'https'), '300ms', /^timeout$/],
+    ['http://nowhere.invalid', '1m', /^(ENOTFOUND|EAI_AGAIN)$/],
+    ['http://127.0.0.1:1', '1m', /^E[A-Z]+$/],
+  ] as const;
+  for (const [url, timeout, reason] of ways) {
+    const gateway = await startGateway(t, { url }, { backend: { url, timeout, wait: '0' } });
+    assert.equal(outcomeOf(await send(gateway, url)), '502 backend_unreachable', url);
+    assert.match(String(requests(gateway)[0].reason), reason);
+  }
+  await closed(silent.sockets[0]!);
+});
+
+test('a backend with TLS is trusted only if its certificate is; otherwise nothing is sent to it', async (t) => {
+  const seen: string[] = [];
+  const server = https.createServer(CERTS[0], (req, res) => {
+    if (req.method === 'POST') seen.push(req.url!);
+    req.resume().on('end', () => res.writeHead(201, { 'Content-Length': 2 }).end('{}'));
+  });
+  const url = `${(await serve(t, server, 0, '127.0.0.1')).replace('http', 'https')}/prefix`;
+  const refused = await send(await startGateway(t, { url }), 'not believed');
+  assert.deepEqual([outcomeOf(refused), seen], ['502 backend_unreachable', []]);
+  // A certificate from a private CA is trusted through the runtime's own options.
+  if (!isNode) return;
+  const file = join(folder(t), 'ca.pem');
+  writeFileSync(file, CERTS[0].cert);
+  const trusting = await startProcess(t, { backend: { url }, env: { NODE_EXTRA_CA_CERTS: file } });
+  for (let i = 0; i < 2; i++) assert.equal((await ask(trusting, { body: MESSAGE, headers: BEARER })).status, 201);
+  assert.deepEqual(seen, ['/prefix/v2/send', '/prefix/v2/send']);
+});
+
 section('WEBSOCKETS'); // ──────────────────────────────────────────────────────────────────────────
 /** A backend with WebSockets, and a gateway in front of it. */
 async function startReceiving(
@@ -8595,6 +8546,52 @@ test('WebSocket: a client that keeps sending before its handshake has a response
   }
   assert.ok(isDropped(), 'it sent 200 chunks, and was not dropped');
   await closed(socket);
+});
+
+section('READING'); // ─────────────────────────────────────────────────────────────────────────────
+test('no more of an upload is read than the backend accepts', async (t) => {
+  let taken = 0;
+  const total = 40 * MIB;
+  const backend = await startBackend(t, async (req, res) => {
+    // Reads a chunk, lets everything else run for a while, and reads the next.
+    for await (const chunk of req) {
+      taken += (chunk as Buffer).length;
+      await new Promise((resolve) => setImmediate(resolve));
+      // Most of the difference is in the system's socket buffers.
+      assert.ok(socket.bytesWritten - taken < 24 * MIB, `${socket.bytesWritten - taken} bytes are on their way`);
+    }
+    res.writeHead(201).end('{"timestamp":"1"}');
+  });
+  const body = `${HELLO.slice(0, -1)},"message2":"`;
+  const begun = `${post(SECRET, total, 'Connection: close')}${body}`;
+  const { socket, text } = open(t, await startGateway(t, backend), begun);
+  const filler = Buffer.alloc(256 * 1024, 'x');
+  for (let left = total - body.length - 2; left > 0; left -= filler.length) {
+    if (!socket.write(filler.subarray(0, left))) await once(socket, 'drain');
+  }
+  socket.write('"}');
+  await closed(socket);
+  assert.deepEqual([statusOf(text()), taken], [201, total]);
+});
+
+section('RESPONSES'); // ───────────────────────────────────────────────────────────────────────────
+// The head waited for the end of the upload, for 2 s of silence, or for 30 s.
+test('a response without a body is written at once, although its request is not complete', async (t) => {
+  const backend = await startBackend(t, (_, res) => void res.writeHead(413, { 'Content-Length': 0 }).end());
+  const own = { cors: [DASHBOARD], ...tokens({}) };
+  const gateway = await startGateway(t, backend, own, { lingerMs: 3_600_000, stallTimeoutMs: 3_600_000 });
+  const wanted = `Origin: ${DASHBOARD}\r\nAccess-Control-Request-Method: POST\r\nContent-Length: 9`;
+  const rows = [
+    [`${post(SECRET, LARGE.length + 200_000)}${LARGE.slice(0, -3)}`, 413],
+    [`OPTIONS /v2/send HTTP/1.1\r\nHost: g\r\n${wanted}\r\n\r\n`, 204],
+    ['HEAD /v1/about HTTP/1.1\r\nHost: g\r\nAuthorization: Bearer x\r\nContent-Length: 9\r\n\r\n', 401],
+  ] as const;
+  for (const [bytes, status] of rows) {
+    const { socket, text } = open(t, gateway, bytes);
+    await until(() => text().endsWith('\r\n\r\n'), bytes.slice(0, 60));
+    assert.equal(statusOf(text()), status);
+    socket.destroy();
+  }
 });
 
 section('ADDRESSES'); // ───────────────────────────────────────────────────────────────────────────
@@ -9060,6 +9057,182 @@ test('API_TOKENS accepts secrets and names, API_TOKENS_FILE one per line, and co
   assert.deepEqual([own, expires, ...methods!], [hashOf(SECRET), Date.parse('2027-06-30T23:59:59.999Z'), 'path']);
 });
 
+test('an embedding program gets a ConfigError for an unknown option, and a key that is undefined counts as absent', () => {
+  const declared = groupsOf(/interface GatewayOptions \{([^]*?)\n\}/.exec(SOURCE)![1]!, /^ {2}(\w+)\?:/gm);
+  assert.ok(declared.includes('log') && declared.length > 5, String(declared));
+  const all = Object.fromEntries(declared.map((name) => [name, undefined]));
+  // As called from JavaScript: the types do not allow undefined.
+  const make = createGateway as (...given: unknown[]) => unknown;
+  const config = { listen: '127.0.0.1:0', backend: undefined, rate: undefined, typo: undefined };
+  make({ ...config, tokens: { a: { secret: SECRET, rate: undefined }, b: undefined } }, all);
+  const fail = (...given: unknown[]): InstanceType<typeof ConfigError> => {
+    try {
+      make(...given);
+    } catch (error) {
+      assert.ok(error instanceof ConfigError, String(error));
+      return error;
+    }
+    throw new Error('there was no error');
+  };
+  const { name, problems } = fail({ lisen: 1 }, { stallTimeout: 1, log: null, [SECRET]: 1, lingerMs: 1 });
+  assert.equal(name, 'ConfigError');
+  assert.deepEqual(problems, [
+    'lisen: is not a setting; did you mean "listen"?',
+    'options.stallTimeout: is not a setting; did you mean "stallTimeoutMs"?',
+    'options.log: null is not allowed; remove the line',
+    'options[2]: is not a setting',
+  ]);
+  assert.match(fail({ tokens: { a: undefined } }).message, /tokens: contains no token/);
+  assert.match(fail({ tokens: { a: { secret: undefined } } }).message, /tokens\.a: needs /);
+  for (const wrong of [undefined, null, [], 'x']) assert.doesNotMatch(fail(wrong).message, /the file/);
+});
+
+test('on Deno, a file hidden by the permissions is a mistake in the configuration, like any unreadable file', {
+  skip: !('Deno' in globalThis) && 'only Deno has permissions',
+}, async (t) => {
+  const program = join(folder(t), 'embed.mjs');
+  writeFileSync(
+    program,
+    `import { createGateway } from ${JSON.stringify(FILE)};
+    for (const secretFile of ['/etc/hostname', '/${SECRET}/x', '${SECRET}']) {
+      try { createGateway({ tokens: { a: { secretFile } } }); } catch (error) { console.log(error.problems.join()); }
+    }`,
+  );
+  const { stdout } = await promisify(execFile)(process.execPath, ['run', '--allow-net', '--no-prompt', program]);
+  const problem = (shown: string): string => `tokens.a.secretFile: ${shown} cannot be read (NotCapable)\n`;
+  assert.equal(stdout, [problem('/etc/hostname'), problem('the file'), problem('the file')].join(''));
+});
+
+test('a variable one letter or underscore away from a restriction is refused, and no other name is checked', () => {
+  const load = (name: string) => loadSettings({ env: { [name]: SECRET } });
+  const refused = (name: string, cure: string): void =>
+    assert.deepEqual(problemsOf(() => load(name)), [`${name}: is not a setting; ${cure}`]);
+  const names = (text: string): string[] => text.trim().split(/\s+/);
+  const restrictions = 'ALLOW_CLIENTS AUTH_METHODS AUTH_ANONYMOUS TRUSTED_PROXIES GATEWAY_CONFIG';
+  for (const known of names(`API_TOKENS API_TOKENS_FILE ${restrictions}`)) {
+    for (let i = 0; i <= known.length; i++) {
+      const [before, after] = [known.slice(0, i), known.slice(i)];
+      for (const name of ['', '_', 'S', 'x'].flatMap((c) => [before + c + after, before + c + after.slice(1)])) {
+        if (name === known) continue;
+        refused(name, name.startsWith('API__TOKEN') ? MIGRATING : `did you mean "${known}"?`);
+      }
+    }
+  }
+  refused('ALLOWED_CLIENTS', 'did you mean "ALLOW_CLIENTS"?');
+  refused('TLS_CRT', 'did you mean "TLS_CERT"?');
+  const foreign = `HOSTNAMES settings__access__ipfilter__allowed api__tokens api__auth__methods service__hostnames
+    API__TOKENS API__TOKEN API__TOKENS__0 API__AUTH__METHODS SERVICE__HOSTNAMES SETTINGS__
+    SETTINGS__ACCESS__IPFILTER__ALLOWED SETTINGS__MESSAGE__VARIABLES__NUMBER`;
+  for (const name of names(foreign)) refused(name, MIGRATING);
+  const others = `SETTINGS_ SETTINGS MY_SETTINGS__A API_ SERVICE_PORT service__port RATE_LIMITS SENDER API_TOEKNS
+    API_TOKENS2 api_tokens API_TOKEN_FILES MY_API_TOKENS API_KEY TOKEN toString RATES ALLOWED LISTENS BACKENDURL LOGLEVEL
+    TLS_CERTS CLIENTS CORS_ORIGIN HOSTNAME`;
+  for (const name of ['', ...names(others)]) {
+    const { warnings, notes } = load(name);
+    assert.deepEqual([warnings, notes], [[], []], name);
+  }
+  // TOKENS may belong to another program if the gateway has tokens; without tokens it would be open.
+  refused('TOKENS', 'did you mean "API_TOKENS"?');
+});
+
+test('a gateway starts with the variables HOSTNAME, TOKEN and PORT, which any container may have', async (t) => {
+  const backend = await startBackend(t);
+  const { log } = await startProcess(t, { backend, env: { HOSTNAME: 'a1b2c3', TOKEN: OTHER, PORT: '80' } });
+  assert.equal(logLines(log)[0]!.warning, undefined);
+});
+
+test('a variable possibly meant for the gateway is a warning at start and a note in --check; environment tokens that replace those of the file are a warning in both', async (t) => {
+  const [file, list] = [fileWith(t, tokens({})), fileWith(t, OTHER)];
+  assert.deepEqual(loadSettings({ file }).warnings, []);
+  const inFile = 'it belongs to a token in the file';
+  const cures = {
+    ...{ RATE_LIMIT: 'did you mean "RATE"?', SENDERS: inFile, RECIPIENTS: inFile },
+    ...{
+      BACKEND: 'did you mean "BACKEND_URL"?',
+      API_URL: 'did you mean "BACKEND_URL"?',
+      TOKENS: 'did you mean "API_TOKENS"?',
+    },
+    ...{ CONFIG: 'did you mean "GATEWAY_CONFIG"?', CONFIG_PATH: 'did you mean "GATEWAY_CONFIG"?' },
+    ...{ API__URL: MIGRATING, SERVICE__PORT: MIGRATING, SERVICE__LOG_LEVEL: MIGRATING },
+  };
+  const named = Object.entries(cures).map(([name, cure]) => `${name} is not a setting, and does nothing; ${cure}`);
+  const rows: [Record<string, string>, string[], ...string[]][] = [
+    [{ ...cures, API_TOKENS: SECRET }, [], ...named],
+    [{ API_TOKENS: OTHER }, ['--config', file], 'API_TOKENS replaces all tokens of the file'],
+    [{ API_TOKENS_FILE: list }, ['--config', file], 'API_TOKENS_FILE replaces all tokens of the file'],
+  ];
+  for (const [env, args, ...warnings] of rows) {
+    const isNote = args.length === 0;
+    assert.deepEqual(loadSettings({ env }).notes, isNote ? named : []);
+    const { code, stdout } = await cli(['--check', ...args], { env });
+    assert.equal(code, 0);
+    const [line] = logLines((await startProcess(t, { args, env: { ...env, LOG_LEVEL: 'warn' } })).log) as [LogLine];
+    assert.equal(line.level, 'warn');
+    assert.deepEqual(new Set(line.warning.split(/; (?=[A-Z_]+ (?:is|replaces) )/)), new Set(warnings));
+    const said = warnings.map((warning) => `${isNote ? 'note' : 'warning'}: ${warning}`);
+    assert.deepEqual(stdout.split('\n').filter((line) => /^(?:note|warning):/.test(line)), said);
+  }
+});
+
+test('a configuration file with plain secrets that any user can read is a warning', async (t) => {
+  const digest = `SHA256:${hashOf(SECRET)}`;
+  const plain = { tokens: { a: { secret: digest }, b: { secret: OTHER } } };
+  const rows: [isTold: boolean, mode: number, GatewayConfig][] = [
+    [true, 0o644, plain],
+    [true, 0o604, { backend: { url: `http://u:${SECRET}@backend:1` } }],
+    [false, 0o600, plain],
+    [false, 0o640, plain],
+    [false, 0o644, { tokens: { a: { secret: digest, message: '"secret":"x" a://b@' } } }],
+  ];
+  for (const [isTold, mode, config] of rows) {
+    const file = fileWith(t, config);
+    await chmod(file, mode);
+    const told = [`${file} contains plain secrets and is readable by all users (chmod o-r)`];
+    assert.deepEqual(loadSettings({ file }).warnings, isTold ? told : []);
+  }
+});
+
+test('a token that has expired is a warning when the gateway starts, and on reload', async (t) => {
+  const old = { old: { secret: SECRET, expires: '2020-01-01' } };
+  const fresh = { new: { secret: OTHER, expires: '2020-01-03' } };
+  const { gateway } = await startBoth(t, { tokens: { ...old, ...fresh } }, { now: () => Date.parse('2020-01-02') });
+  gateway.reload({ tokens: old });
+  gateway.reload({ tokens: fresh });
+  const warning = 'the token "old" has expired';
+  const wanted = [['listening', 'warn', warning], ['reloaded', 'warn', warning], ['reloaded', 'info', undefined]];
+  assert.deepEqual(logLines(gateway.log).map(({ message, level, warning }) => [message, level, warning]), wanted);
+});
+
+test(
+  '10,000 tokens are read in less than 20 times the time of 1,000, and a log line has twenty names and a count',
+  {
+    isAlone: true,
+  },
+  async (t) => {
+    const many = (count: number) => Array.from({ length: count }, (_, i) => [`name-${i}`, `${SECRET}-${i}`] as const);
+    const secrets = (count: number) => many(count).map((pair) => pair.join('=')).join(' ');
+    /** The minimum processor time of several tries. */
+    const timeOf = (text: string): number =>
+      Math.min(...Array.from({ length: 5 }, () => {
+        const before = process.cpuUsage();
+        assert.deepEqual(problemsOf(() => loadSettings({ env: { API_TOKENS: text } })), []);
+        const { user, system } = process.cpuUsage(before);
+        return user + system;
+      }));
+    const [less, more] = [timeOf(secrets(1000)), timeOf(secrets(10_000))];
+    assert.ok(more < 20 * less, `${less} µs, ${more} µs`);
+    const tokens = Object.fromEntries(many(10_000).map(([name, secret], i) => [name, { secret, rate: `${i + 1}/1m` }]));
+    const { gateway } = await startBoth(t, { tokens });
+    gateway.reload({ tokens });
+    const first = Array.from({ length: 20 }, (_, i) => `name-${i}`).join(',');
+    for (const line of logLines(gateway.log)) {
+      assert.deepEqual([line.tokens, line.names], [10_000, `${first},and 9980 more`]);
+      assert.ok(JSON.stringify(line).length < 1000, line.message);
+    }
+    assert.equal(gateway.log.length, 2);
+  },
+);
+
 section('READERS'); // ─────────────────────────────────────────────────────────────────────────────
 test('outside the JSON file a secret in quotes, brackets or separators of another format is refused, and not shown; an empty digest is refused everywhere', (t) => {
   const inFile = (text: string): string => fileWith(t, `${text}\n`);
@@ -9239,184 +9412,6 @@ test(NO_MESSAGE, { isAlone: true }, async (t) => {
   assert.doesNotMatch(output(), SECRETS);
 });
 
-section('LOADING'); // ─────────────────────────────────────────────────────────────────────────────
-test('an embedding program gets a ConfigError for an unknown option, and a key that is undefined counts as absent', () => {
-  const declared = groupsOf(/interface GatewayOptions \{([^]*?)\n\}/.exec(SOURCE)![1]!, /^ {2}(\w+)\?:/gm);
-  assert.ok(declared.includes('log') && declared.length > 5, String(declared));
-  const all = Object.fromEntries(declared.map((name) => [name, undefined]));
-  // As called from JavaScript: the types do not allow undefined.
-  const make = createGateway as (...given: unknown[]) => unknown;
-  const config = { listen: '127.0.0.1:0', backend: undefined, rate: undefined, typo: undefined };
-  make({ ...config, tokens: { a: { secret: SECRET, rate: undefined }, b: undefined } }, all);
-  const fail = (...given: unknown[]): InstanceType<typeof ConfigError> => {
-    try {
-      make(...given);
-    } catch (error) {
-      assert.ok(error instanceof ConfigError, String(error));
-      return error;
-    }
-    throw new Error('there was no error');
-  };
-  const { name, problems } = fail({ lisen: 1 }, { stallTimeout: 1, log: null, [SECRET]: 1, lingerMs: 1 });
-  assert.equal(name, 'ConfigError');
-  assert.deepEqual(problems, [
-    'lisen: is not a setting; did you mean "listen"?',
-    'options.stallTimeout: is not a setting; did you mean "stallTimeoutMs"?',
-    'options.log: null is not allowed; remove the line',
-    'options[2]: is not a setting',
-  ]);
-  assert.match(fail({ tokens: { a: undefined } }).message, /tokens: contains no token/);
-  assert.match(fail({ tokens: { a: { secret: undefined } } }).message, /tokens\.a: needs /);
-  for (const wrong of [undefined, null, [], 'x']) assert.doesNotMatch(fail(wrong).message, /the file/);
-});
-
-test('on Deno, a file hidden by the permissions is a mistake in the configuration, like any unreadable file', {
-  skip: !('Deno' in globalThis) && 'only Deno has permissions',
-}, async (t) => {
-  const program = join(folder(t), 'embed.mjs');
-  writeFileSync(
-    program,
-    `import { createGateway } from ${JSON.stringify(FILE)};
-    for (const secretFile of ['/etc/hostname', '/${SECRET}/x', '${SECRET}']) {
-      try { createGateway({ tokens: { a: { secretFile } } }); } catch (error) { console.log(error.problems.join()); }
-    }`,
-  );
-  const { stdout } = await promisify(execFile)(process.execPath, ['run', '--allow-net', '--no-prompt', program]);
-  const problem = (shown: string): string => `tokens.a.secretFile: ${shown} cannot be read (NotCapable)\n`;
-  assert.equal(stdout, [problem('/etc/hostname'), problem('the file'), problem('the file')].join(''));
-});
-
-test('a variable one letter or underscore away from a restriction is refused, and no other name is checked', () => {
-  const load = (name: string) => loadSettings({ env: { [name]: SECRET } });
-  const refused = (name: string, cure: string): void =>
-    assert.deepEqual(problemsOf(() => load(name)), [`${name}: is not a setting; ${cure}`]);
-  const names = (text: string): string[] => text.trim().split(/\s+/);
-  const restrictions = 'ALLOW_CLIENTS AUTH_METHODS AUTH_ANONYMOUS TRUSTED_PROXIES GATEWAY_CONFIG';
-  for (const known of names(`API_TOKENS API_TOKENS_FILE ${restrictions}`)) {
-    for (let i = 0; i <= known.length; i++) {
-      const [before, after] = [known.slice(0, i), known.slice(i)];
-      for (const name of ['', '_', 'S', 'x'].flatMap((c) => [before + c + after, before + c + after.slice(1)])) {
-        if (name === known) continue;
-        refused(name, name.startsWith('API__TOKEN') ? MIGRATING : `did you mean "${known}"?`);
-      }
-    }
-  }
-  refused('ALLOWED_CLIENTS', 'did you mean "ALLOW_CLIENTS"?');
-  refused('TLS_CRT', 'did you mean "TLS_CERT"?');
-  const foreign = `HOSTNAMES settings__access__ipfilter__allowed api__tokens api__auth__methods service__hostnames
-    API__TOKENS API__TOKEN API__TOKENS__0 API__AUTH__METHODS SERVICE__HOSTNAMES SETTINGS__
-    SETTINGS__ACCESS__IPFILTER__ALLOWED SETTINGS__MESSAGE__VARIABLES__NUMBER`;
-  for (const name of names(foreign)) refused(name, MIGRATING);
-  const others = `SETTINGS_ SETTINGS MY_SETTINGS__A API_ SERVICE_PORT service__port RATE_LIMITS SENDER API_TOEKNS
-    API_TOKENS2 api_tokens API_TOKEN_FILES MY_API_TOKENS API_KEY TOKEN toString RATES ALLOWED LISTENS BACKENDURL LOGLEVEL
-    TLS_CERTS CLIENTS CORS_ORIGIN HOSTNAME`;
-  for (const name of ['', ...names(others)]) {
-    const { warnings, notes } = load(name);
-    assert.deepEqual([warnings, notes], [[], []], name);
-  }
-  // TOKENS may belong to another program if the gateway has tokens; without tokens it would be open.
-  refused('TOKENS', 'did you mean "API_TOKENS"?');
-});
-
-test('a gateway starts with the variables HOSTNAME, TOKEN and PORT, which any container may have', async (t) => {
-  const backend = await startBackend(t);
-  const { log } = await startProcess(t, { backend, env: { HOSTNAME: 'a1b2c3', TOKEN: OTHER, PORT: '80' } });
-  assert.equal(logLines(log)[0]!.warning, undefined);
-});
-
-test('a variable possibly meant for the gateway is a warning at start and a note in --check; environment tokens that replace those of the file are a warning in both', async (t) => {
-  const [file, list] = [fileWith(t, tokens({})), fileWith(t, OTHER)];
-  assert.deepEqual(loadSettings({ file }).warnings, []);
-  const inFile = 'it belongs to a token in the file';
-  const cures = {
-    ...{ RATE_LIMIT: 'did you mean "RATE"?', SENDERS: inFile, RECIPIENTS: inFile },
-    ...{
-      BACKEND: 'did you mean "BACKEND_URL"?',
-      API_URL: 'did you mean "BACKEND_URL"?',
-      TOKENS: 'did you mean "API_TOKENS"?',
-    },
-    ...{ CONFIG: 'did you mean "GATEWAY_CONFIG"?', CONFIG_PATH: 'did you mean "GATEWAY_CONFIG"?' },
-    ...{ API__URL: MIGRATING, SERVICE__PORT: MIGRATING, SERVICE__LOG_LEVEL: MIGRATING },
-  };
-  const named = Object.entries(cures).map(([name, cure]) => `${name} is not a setting, and does nothing; ${cure}`);
-  const rows: [Record<string, string>, string[], ...string[]][] = [
-    [{ ...cures, API_TOKENS: SECRET }, [], ...named],
-    [{ API_TOKENS: OTHER }, ['--config', file], 'API_TOKENS replaces all tokens of the file'],
-    [{ API_TOKENS_FILE: list }, ['--config', file], 'API_TOKENS_FILE replaces all tokens of the file'],
-  ];
-  for (const [env, args, ...warnings] of rows) {
-    const isNote = args.length === 0;
-    assert.deepEqual(loadSettings({ env }).notes, isNote ? named : []);
-    const { code, stdout } = await cli(['--check', ...args], { env });
-    assert.equal(code, 0);
-    const [line] = logLines((await startProcess(t, { args, env: { ...env, LOG_LEVEL: 'warn' } })).log) as [LogLine];
-    assert.equal(line.level, 'warn');
-    assert.deepEqual(new Set(line.warning.split(/; (?=[A-Z_]+ (?:is|replaces) )/)), new Set(warnings));
-    const said = warnings.map((warning) => `${isNote ? 'note' : 'warning'}: ${warning}`);
-    assert.deepEqual(stdout.split('\n').filter((line) => /^(?:note|warning):/.test(line)), said);
-  }
-});
-
-test('a configuration file with plain secrets that any user can read is a warning', async (t) => {
-  const digest = `SHA256:${hashOf(SECRET)}`;
-  const plain = { tokens: { a: { secret: digest }, b: { secret: OTHER } } };
-  const rows: [isTold: boolean, mode: number, GatewayConfig][] = [
-    [true, 0o644, plain],
-    [true, 0o604, { backend: { url: `http://u:${SECRET}@backend:1` } }],
-    [false, 0o600, plain],
-    [false, 0o640, plain],
-    [false, 0o644, { tokens: { a: { secret: digest, message: '"secret":"x" a://b@' } } }],
-  ];
-  for (const [isTold, mode, config] of rows) {
-    const file = fileWith(t, config);
-    await chmod(file, mode);
-    const told = [`${file} contains plain secrets and is readable by all users (chmod o-r)`];
-    assert.deepEqual(loadSettings({ file }).warnings, isTold ? told : []);
-  }
-});
-
-test('a token that has expired is a warning when the gateway starts, and on reload', async (t) => {
-  const old = { old: { secret: SECRET, expires: '2020-01-01' } };
-  const fresh = { new: { secret: OTHER, expires: '2020-01-03' } };
-  const { gateway } = await startBoth(t, { tokens: { ...old, ...fresh } }, { now: () => Date.parse('2020-01-02') });
-  gateway.reload({ tokens: old });
-  gateway.reload({ tokens: fresh });
-  const warning = 'the token "old" has expired';
-  const wanted = [['listening', 'warn', warning], ['reloaded', 'warn', warning], ['reloaded', 'info', undefined]];
-  assert.deepEqual(logLines(gateway.log).map(({ message, level, warning }) => [message, level, warning]), wanted);
-});
-
-test(
-  '10,000 tokens are read in less than 20 times the time of 1,000, and a log line has twenty names and a count',
-  {
-    isAlone: true,
-  },
-  async (t) => {
-    const many = (count: number) => Array.from({ length: count }, (_, i) => [`name-${i}`, `${SECRET}-${i}`] as const);
-    const secrets = (count: number) => many(count).map((pair) => pair.join('=')).join(' ');
-    /** The minimum processor time of several tries. */
-    const timeOf = (text: string): number =>
-      Math.min(...Array.from({ length: 5 }, () => {
-        const before = process.cpuUsage();
-        assert.deepEqual(problemsOf(() => loadSettings({ env: { API_TOKENS: text } })), []);
-        const { user, system } = process.cpuUsage(before);
-        return user + system;
-      }));
-    const [less, more] = [timeOf(secrets(1000)), timeOf(secrets(10_000))];
-    assert.ok(more < 20 * less, `${less} µs, ${more} µs`);
-    const tokens = Object.fromEntries(many(10_000).map(([name, secret], i) => [name, { secret, rate: `${i + 1}/1m` }]));
-    const { gateway } = await startBoth(t, { tokens });
-    gateway.reload({ tokens });
-    const first = Array.from({ length: 20 }, (_, i) => `name-${i}`).join(',');
-    for (const line of logLines(gateway.log)) {
-      assert.deepEqual([line.tokens, line.names], [10_000, `${first},and 9980 more`]);
-      assert.ok(JSON.stringify(line).length < 1000, line.message);
-    }
-    assert.equal(gateway.log.length, 2);
-  },
-);
-
-section('READERS'); // ─────────────────────────────────────────────────────────────────────────────
 test('cors accepts only origins as browsers write them', (t) => {
   const good = 'https://dash.example:8443, http://localhost, http://192.168.1.2:3000, https://[::1]:1';
   assert.deepEqual([...loadSettings({ env: { CORS_ORIGINS: good } }).cors!], good.split(', '));
@@ -9484,6 +9479,260 @@ test('a certificate that is invalid, has no key, or has the key of another is a 
   checkProblems(t)`
     {"tls":{"cert":"${certificate(t).cert}"}} → tls: needs both "cert" and "key"
     {"tls":{"cert":"DIR/none","key":"${certificate(t).key}"}} → tls.cert: DIR/none ${MISSING}`;
+});
+
+section('DEMO'); // ────────────────────────────────────────────────────────────────────────────────
+test('--demo: every printed curl line does what it claims, the token does not reach the backend, and a client may disconnect halfway', async (t) => {
+  // Request lines, which the demo does not show by default, let this test know what has happened.
+  const { output, close, first, secret, ...to } = await startDemo(t, { env: { LOG_LEVEL: 'debug' } });
+  assert.ok(first.length <= 80, first);
+  await until(() => output().includes('/v1/register'));
+  const printed = output();
+  assert.match(printed, /\ncurl .* by bearer[^]*# Account setup is refused/);
+  assert.equal((await askAsCurl(first)).status, 201);
+  await until(() => /^\n>>> Hi\n\nbackend got {3}POST \/v2\/send .*"message":"Hi"/m.test(output()));
+  const lines = printed.split('\n').filter((line) => line.startsWith('curl ') && line !== first);
+  const codes: unknown[] = [];
+  for (const line of lines) codes.push(await askAsCurl(line).then(({ status, json }) => json.code ?? status));
+  assert.deepEqual(codes, [201, 201, 201, 201, 'setup_blocked']);
+  await until(() => output().includes('setup_blocked'));
+  const after = output().slice(printed.length);
+  for (const form of ['bearer', 'query', 'path', 'body']) {
+    assert.match(
+      after,
+      new RegExp(`^>>> Hello by ${form}\\n\\nbackend got {3}POST /v2/send .*"Hello by ${form}"`, 'm'),
+    );
+  }
+  assert.ok(!after.includes(secret) && !after.includes('curl'), after);
+
+  // The stand-in backend of the demo crashed the process.
+  const { socket } = open(t, to);
+  socket.write(`${post(secret, 1_000_000)}{"message":"${'x'.repeat(200_000)}`, () => socket.destroy());
+  await until(() => output().includes('client_left'));
+  assert.equal((await ask(to, { headers: { authorization: `Bearer ${secret}` } })).status, 200);
+
+  // U+009B starts a terminal control sequence, and JSON need not escape it.
+  const headers = { authorization: `Bearer ${secret}` };
+  assert.equal((await ask(to, { headers, body: { ...MESSAGE, message: 'a\u009b2Jb\u007fc\u0085d' } })).status, 201);
+  await until(() => output().includes('"a 2Jb c d"'), 'the stand-in backend to show the message');
+  await close('SIGINT');
+});
+
+test('--demo shows what arrives, and no request log lines, whatever a client sends', async (t) => {
+  const { output, close, secret, ...to } = await startDemo(t);
+  const before = output();
+  const headers = { authorization: `Bearer ${secret}` };
+  assert.equal((await ask(to, { headers, body: MESSAGE })).status, 201);
+  for (const body of ['{', 'null', '[]']) await ask(to, { headers, method: 'GET', path: '/v1/about', body });
+  await ask(to, { headers, path: '/v1/unlink' });
+  assert.equal((await ask(to, { headers: {} })).status, 401);
+  assert.equal((await ask(to, { headers })).status, 200);
+  await until(() => output().endsWith('GET /v1/about \n'));
+  const shown = output().slice(before.length).replace(/^\nThere are four[^]*?-u 'api:.*\n\n/m, '');
+  assert.match(
+    shown,
+    /^\n>>> hello\n\nbackend got {3}POST \/v2\/send .*"message":"hello"}\n(?:backend got {3}GET .*\n)+$/,
+  );
+  assert.doesNotMatch(output(), /status/);
+  await close('SIGINT');
+});
+
+test('the command line queries the backend once at start and after a reload to another, and reports the result; an embedded gateway does not', async (t) => {
+  const asked: string[] = [];
+  // The path of the backend's URL determines its response: a status, and a body.
+  const backend = http.createServer((req, res) => {
+    const { 'user-agent': agent = '', authorization } = req.headers;
+    asked.push(`${req.method} ${req.url} ${/^signal-gateway\/[\d.]+$/.test(agent)} ${authorization}`);
+    const [, status, body] = /^\/(\d+)(.*)\/v1\/about$/.exec(decodeURIComponent(req.url!))!;
+    res.writeHead(Number(status), status === '301' ? { location: '/200{}/v1/about' } : {}).end(body);
+  }).listen(0, '127.0.0.1');
+  await once(backend, 'listening');
+  t.after(() => void backend.close().closeAllConnections());
+  const about = encodeURIComponent('{"version":"0.100","mode":"json-rpc","more":[1]}');
+  const portOf = (server: net.Server): number => (server.address() as AddressInfo).port;
+  const host = `127.0.0.1:${portOf(backend)}`;
+  const resetting = net.createServer((socket) => void socket.resetAndDestroy()).listen(0, '127.0.0.1');
+  const encrypted = https.createServer(CERTS[0]).listen(0, '127.0.0.1');
+  const open = new Set<net.Socket>();
+  const silent = net.createServer((socket) => void open.add(socket)).listen(0, '127.0.0.1');
+  t.after(() => {
+    for (const server of [resetting, silent, encrypted]) server.close();
+    for (const socket of open) socket.destroy();
+  });
+  await Promise.all([resetting, silent, encrypted].map((server) => server.listening || once(server, 'listening')));
+  const config = (url: string) => ({ tokens: { a: { secret: `sha256:${'1'.repeat(64)}` } }, backend: { url } });
+  const file = fileWith(t, config(`http://api:password-of-backend@${host}/200${about}/`));
+  const gateway = await startProcess(t, { args: ['--config', file] });
+  const heard = async (count: number): Promise<LogLine> => {
+    const lines = (): LogLine[] => linesOf(gateway, /^the backend /);
+    await until(() => lines().length === count);
+    return lines().at(-1)!;
+  };
+  const { time: _, ...first } = await heard(1);
+  const heardOf = { backend: `http://${host}/200${about}`, version: '0.100', mode: 'json-rpc' };
+  assert.deepEqual(first, { level: 'info', message: 'the backend answers', ...heardOf });
+  process.kill(gateway.child.pid!, 'SIGHUP'); // to the same backend, which is not queried
+  await until(() => gateway.output().includes('"reloaded"'));
+  const rows: [url: string, said: RegExp][] = [
+    [`http://api:password-of-backend@${host}/401`, /"status":401/],
+    [`http://${host}/401`, /"reason":"status 401","hint":"put USER:PASSWORD@ into backend.url"/],
+    [`http://${host}/500{}`, /"reason":"status 500","hint":"correct backend.url: something else listens there"/],
+    [`http://${host}/200hello`, /"reason":"no JSON object"/],
+    [`http://${host}/200[]`, /"reason":"no JSON object"/],
+    [`http://${host}/301`, /"reason":"status 301"/],
+    [`http://127.0.0.1:${await sparePort()}`, /refused.*"hint":"start the backend, or correct its port"/i],
+    [`https://${host}`, /"hint":"correct http:\/\/ or https:\/\/ in backend.url"/],
+    [`http://127.0.0.1:${portOf(resetting)}`, /"hint":"correct http:\/\/ or https:\/\/ in backend.url"/],
+    [
+      `http://127.0.0.1:${portOf(silent)}`,
+      /"reason":"timeout","hint":"check the backend's log, or correct its address"/,
+    ],
+    [`https://127.0.0.1:${portOf(encrypted)}`, /"hint":"let this machine trust the backend's certificate"/],
+    ['http://127.0.0.1:6000', /port|refused/i], // a port that fetch refuses, on Node and Bun
+    ['http://nowhere.invalid', /"hint":"correct the backend's name, or put both on one network"/],
+  ];
+  for (const [i, [url, said]] of rows.entries()) {
+    writeFileSync(file, JSON.stringify(config(url)));
+    process.kill(gateway.child.pid!, 'SIGHUP');
+    const line = await heard(i + 2);
+    const wrong = ['warn', 'the backend did not answer as expected'];
+    assert.deepEqual([line.level, line.message], i === 0 ? ['info', 'the backend answers'] : wrong, url);
+    assert.match(JSON.stringify(line), said);
+  }
+  const paths = [`200${about}`, '401', '401', '500%7B%7D', '200hello', '200[]', '301'];
+  assert.deepEqual(asked, paths.map((path) => `GET /${path}/v1/about true undefined`));
+  assert.doesNotMatch(gateway.output(), /password-of-backend/);
+  await gateway.close();
+
+  const both = await startBoth(t);
+  await settled(both.gateway);
+  assert.equal(both.backend.server.listenerCount('connection') > 0 && both.backend.connections, 0);
+});
+
+test('a gateway whose backend.url is its own address logs that, with and without tokens', async (t) => {
+  for (const env of [{ API_TOKENS: SECRET }, {}]) {
+    const port = await sparePort();
+    const url = `http://localhost:${port}`;
+    const gateway = await startProcess(t, { env: { ...env, LISTEN: `127.0.0.1:${port}`, BACKEND_URL: url } });
+    await until(() => linesOf(gateway, /^the backend /).length > 0);
+    const [{ level, reason, hint }] = linesOf(gateway, /^the backend /) as [LogLine];
+    const cure = "backend.url is this gateway's own address: give the backend's";
+    assert.deepEqual([level, reason, hint], ['warn', 'own_address', cure]);
+    await gateway.close();
+  }
+});
+
+test('a port that cannot be opened is an error with advice', { isAlone: true }, async (t) => {
+  const { host, port } = await startBackend(t);
+  const rows: [listen: string, message: RegExp][] = [
+    [`${host}:${port}`, /; use another port with --listen HOST:PORT\n$/],
+    ['192.0.2.1:0', /; --listen needs an address of this machine; :PORT means all of them\n$/],
+  ];
+  if (isNode) rows.push(['nowhere.invalid:0', rows[1]![1]]); // Bun 1.4 has other codes for an unknown name
+  const first = isNode && process.platform === 'linux' &&
+    readFileSync('/proc/sys/net/ipv4/ip_unprivileged_port_start', 'utf8');
+  // The test may run as root, which may open every port.
+  const isRoot = process.geteuid?.() === 0;
+  if (Number(first) > 1) {
+    rows.push(['127.0.0.1:1', /; ports below 1024 need root; use --listen HOST:8880\n$/]);
+  }
+  for (const [listen, message] of rows) {
+    if (isRoot && listen.endsWith(':1')) process.seteuid!(65_534);
+    const env = { LISTEN: listen, API_TOKENS: SECRET };
+    const { code, stderr } = await cli([], { env }).finally(() => isRoot && isNode && process.seteuid!(0));
+    assert.deepEqual([code, /^gateway: cannot run: /.test(stderr)], [1, true], stderr);
+    assert.match(stderr, message);
+  }
+});
+
+test('--check prints "warning" for what is wrong, and the file, variables and flags that its settings come from', async (t) => {
+  const expired = fileWith(t, { tokens: { old: { secret: SECRET, expires: '2020-01-01' } } });
+  const open = 'warning: no tokens are configured: all requests are accepted without authentication';
+  const path = 'has the path of an endpoint; give only the part before it, such as http://signal-api:8080';
+  const named: [string[], NodeJS.ProcessEnv, sources: string, ...warnings: string[]][] = [
+    [['--config', expired], {}, `the file ${expired}`, 'warning: the token "old" has expired'],
+    [[], {}, 'nothing, only defaults apply', open],
+    [['--listen', ':8880'], { AUTH_ANONYMOUS: 'true' }, 'AUTH_ANONYMOUS, --listen', `${open}, from other machines too`],
+    [[], { API_TOKENS: SECRET, HOSTNAME: 'x' }, 'API_TOKENS'],
+    [[], { API_TOKENS_FILE: fileWith(t, SECRET) }, 'API_TOKENS_FILE'],
+  ];
+  const paths = '/v2/send /v2/send/ /v1/about /proxy/v1/receive/+15550100001 /v1 /v2/'.split(' ');
+  for (const each of paths) {
+    const env = { API_TOKENS: SECRET, BACKEND_URL: `http://x${each}` };
+    named.push([[], env, 'BACKEND_URL, API_TOKENS', `warning: BACKEND_URL ${path}`]);
+  }
+  named.push([
+    ['--backend', 'http://x/v2/send'],
+    { API_TOKENS: SECRET },
+    'API_TOKENS, --backend',
+    `warning: --backend ${path}`,
+  ]);
+  for (const each of ['', '/', '/signal', '/v1/signal', '/v12/send', '/v2x']) {
+    named.push([[], { API_TOKENS: SECRET, BACKEND_URL: `http://x${each}` }, 'BACKEND_URL, API_TOKENS']);
+  }
+  for (const [args, env, sources, ...warnings] of named) {
+    const { code, stdout } = await cli(['--check', ...args], { env });
+    assert.equal(code, 0);
+    const lines = stdout.split('\n');
+    assert.equal(lines[0], `The configuration is valid. It was read from: ${sources}.`);
+    assert.deepEqual(lines.filter((line) => line.includes('warning')), warnings, JSON.stringify(env));
+  }
+});
+
+// A file's state at its last load was never compared, so a token that was removed at that moment kept working.
+test('a file that changes between being read and first being checked is read again', async (t) => {
+  const backend = await startBackend(t);
+  const tls = certificate(t);
+  const configOf = (secret: string): string =>
+    JSON.stringify({ backend: { url: backend.url }, tls, tokens: { a: { secret } } });
+  const file = fileWith(t, configOf(SECRET));
+  const code = `
+    import { writeFileSync } from 'node:fs';
+    import { run } from ${JSON.stringify(FILE.href)};
+    const running = run(['--config', ${JSON.stringify(file)}], process.env, () => Buffer.alloc(0));
+    writeFileSync(${JSON.stringify(file)}, ${JSON.stringify(configOf(OTHER))});
+    writeFileSync(${JSON.stringify(tls.cert)}, '');
+    await running;`;
+  const script = fileWith(t, code, 'script.mjs');
+  const gateway = await startProcess(t, { program: [...AS_IT_IS.slice(0, -1), script] as unknown as Program });
+  await until(() => linesOf(gateway, /^reload failed/).length === 1);
+  assert.match(linesOf(gateway, /^reload failed/)[0]!.problems, /^tls: its "cert" is empty/);
+  assert.deepEqual(await statusesOf(gateway, { headers: BEARER }, { headers: AS_OTHER }), [200, 401]);
+  writeFileSync(tls.cert, CERTS[0].cert);
+  await until(() => linesOf(gateway, /^reloaded/).length === 1);
+  assert.deepEqual(await statusesOf(gateway, { headers: BEARER }, { headers: AS_OTHER }), [401, 200]);
+});
+
+test('a file is read once it no longer changes; a file that only a reloaded configuration names is also watched', async (t) => {
+  const backend = await startBackend(t);
+  const dir = folder(t);
+  const [file, secretFile] = [join(dir, 'gateway.json'), join(dir, 'secret')];
+  const configOf = (token: object): string => JSON.stringify({ backend: { url: backend.url }, tokens: { a: token } });
+  writeFileSync(file, configOf({ secret: SECRET }));
+  writeFileSync(secretFile, SECRET);
+  const gateway = await startProcess(t, { args: ['--config', file] });
+  const count = (message: RegExp): number => linesOf(gateway, message).length;
+  const becomes = async (change: () => unknown): Promise<void> => {
+    const before = count(/^reloaded/);
+    change();
+    await until(() => count(/^reloaded/) > before, 'the gateway to reload');
+  };
+  // A separate process, which waits for nothing, keeps changing a file for 2.5 s. A gateway that a busy machine
+  // suspends for that long may read it too early, so it has four tries.
+  const isReadTooEarly = async (): Promise<boolean> => {
+    const before = count(/^reload failed/);
+    const writer = start([file], {}, ['sh', '-c', 'while :; do echo "{" >"$0"; sleep 0.1; done']);
+    const ended = once(writer, 'exit');
+    await pass(2500);
+    writer.kill('SIGKILL');
+    await ended;
+    await becomes(() => writeFileSync(file, configOf({ secretFile })));
+    return count(/^reload failed/) > before;
+  };
+  let tries = 1;
+  while (await isReadTooEarly()) assert.ok(tries++ < 4, 'the file was read while it changed, four times');
+  await becomes(() => writeFileSync(secretFile, OTHER));
+  assert.deepEqual(await statusesOf(gateway, { headers: BEARER }, { headers: AS_OTHER }), [401, 200]);
 });
 
 section('COMMAND LINE'); // ────────────────────────────────────────────────────────────────────────
@@ -9791,260 +10040,6 @@ async function startDemo(t: TestContext, how: How = {}) {
   const [first, secret = ''] = /^curl -u api:([\w-]+) 127\.0\.0\.1:\d+.*$/m.exec(gateway.output())!;
   return Object.assign(gateway, { first, secret });
 }
-
-section('DEMO'); // ────────────────────────────────────────────────────────────────────────────────
-test('--demo: every printed curl line does what it claims, the token does not reach the backend, and a client may disconnect halfway', async (t) => {
-  // Request lines, which the demo does not show by default, let this test know what has happened.
-  const { output, close, first, secret, ...to } = await startDemo(t, { env: { LOG_LEVEL: 'debug' } });
-  assert.ok(first.length <= 80, first);
-  await until(() => output().includes('/v1/register'));
-  const printed = output();
-  assert.match(printed, /\ncurl .* by bearer[^]*# Account setup is refused/);
-  assert.equal((await askAsCurl(first)).status, 201);
-  await until(() => /^\n>>> Hi\n\nbackend got {3}POST \/v2\/send .*"message":"Hi"/m.test(output()));
-  const lines = printed.split('\n').filter((line) => line.startsWith('curl ') && line !== first);
-  const codes: unknown[] = [];
-  for (const line of lines) codes.push(await askAsCurl(line).then(({ status, json }) => json.code ?? status));
-  assert.deepEqual(codes, [201, 201, 201, 201, 'setup_blocked']);
-  await until(() => output().includes('setup_blocked'));
-  const after = output().slice(printed.length);
-  for (const form of ['bearer', 'query', 'path', 'body']) {
-    assert.match(
-      after,
-      new RegExp(`^>>> Hello by ${form}\\n\\nbackend got {3}POST /v2/send .*"Hello by ${form}"`, 'm'),
-    );
-  }
-  assert.ok(!after.includes(secret) && !after.includes('curl'), after);
-
-  // The stand-in backend of the demo crashed the process.
-  const { socket } = open(t, to);
-  socket.write(`${post(secret, 1_000_000)}{"message":"${'x'.repeat(200_000)}`, () => socket.destroy());
-  await until(() => output().includes('client_left'));
-  assert.equal((await ask(to, { headers: { authorization: `Bearer ${secret}` } })).status, 200);
-
-  // U+009B starts a terminal control sequence, and JSON need not escape it.
-  const headers = { authorization: `Bearer ${secret}` };
-  assert.equal((await ask(to, { headers, body: { ...MESSAGE, message: 'a\u009b2Jb\u007fc\u0085d' } })).status, 201);
-  await until(() => output().includes('"a 2Jb c d"'), 'the stand-in backend to show the message');
-  await close('SIGINT');
-});
-
-test('--demo shows what arrives, and no request log lines, whatever a client sends', async (t) => {
-  const { output, close, secret, ...to } = await startDemo(t);
-  const before = output();
-  const headers = { authorization: `Bearer ${secret}` };
-  assert.equal((await ask(to, { headers, body: MESSAGE })).status, 201);
-  for (const body of ['{', 'null', '[]']) await ask(to, { headers, method: 'GET', path: '/v1/about', body });
-  await ask(to, { headers, path: '/v1/unlink' });
-  assert.equal((await ask(to, { headers: {} })).status, 401);
-  assert.equal((await ask(to, { headers })).status, 200);
-  await until(() => output().endsWith('GET /v1/about \n'));
-  const shown = output().slice(before.length).replace(/^\nThere are four[^]*?-u 'api:.*\n\n/m, '');
-  assert.match(
-    shown,
-    /^\n>>> hello\n\nbackend got {3}POST \/v2\/send .*"message":"hello"}\n(?:backend got {3}GET .*\n)+$/,
-  );
-  assert.doesNotMatch(output(), /status/);
-  await close('SIGINT');
-});
-
-test('the command line queries the backend once at start and after a reload to another, and reports the result; an embedded gateway does not', async (t) => {
-  const asked: string[] = [];
-  // The path of the backend's URL determines its response: a status, and a body.
-  const backend = http.createServer((req, res) => {
-    const { 'user-agent': agent = '', authorization } = req.headers;
-    asked.push(`${req.method} ${req.url} ${/^signal-gateway\/[\d.]+$/.test(agent)} ${authorization}`);
-    const [, status, body] = /^\/(\d+)(.*)\/v1\/about$/.exec(decodeURIComponent(req.url!))!;
-    res.writeHead(Number(status), status === '301' ? { location: '/200{}/v1/about' } : {}).end(body);
-  }).listen(0, '127.0.0.1');
-  await once(backend, 'listening');
-  t.after(() => void backend.close().closeAllConnections());
-  const about = encodeURIComponent('{"version":"0.100","mode":"json-rpc","more":[1]}');
-  const portOf = (server: net.Server): number => (server.address() as AddressInfo).port;
-  const host = `127.0.0.1:${portOf(backend)}`;
-  const resetting = net.createServer((socket) => void socket.resetAndDestroy()).listen(0, '127.0.0.1');
-  const encrypted = https.createServer(CERTS[0]).listen(0, '127.0.0.1');
-  const open = new Set<net.Socket>();
-  const silent = net.createServer((socket) => void open.add(socket)).listen(0, '127.0.0.1');
-  t.after(() => {
-    for (const server of [resetting, silent, encrypted]) server.close();
-    for (const socket of open) socket.destroy();
-  });
-  await Promise.all([resetting, silent, encrypted].map((server) => server.listening || once(server, 'listening')));
-  const config = (url: string) => ({ tokens: { a: { secret: `sha256:${'1'.repeat(64)}` } }, backend: { url } });
-  const file = fileWith(t, config(`http://api:password-of-backend@${host}/200${about}/`));
-  const gateway = await startProcess(t, { args: ['--config', file] });
-  const heard = async (count: number): Promise<LogLine> => {
-    const lines = (): LogLine[] => linesOf(gateway, /^the backend /);
-    await until(() => lines().length === count);
-    return lines().at(-1)!;
-  };
-  const { time: _, ...first } = await heard(1);
-  const heardOf = { backend: `http://${host}/200${about}`, version: '0.100', mode: 'json-rpc' };
-  assert.deepEqual(first, { level: 'info', message: 'the backend answers', ...heardOf });
-  process.kill(gateway.child.pid!, 'SIGHUP'); // to the same backend, which is not queried
-  await until(() => gateway.output().includes('"reloaded"'));
-  const rows: [url: string, said: RegExp][] = [
-    [`http://api:password-of-backend@${host}/401`, /"status":401/],
-    [`http://${host}/401`, /"reason":"status 401","hint":"put USER:PASSWORD@ into backend.url"/],
-    [`http://${host}/500{}`, /"reason":"status 500","hint":"correct backend.url: something else listens there"/],
-    [`http://${host}/200hello`, /"reason":"no JSON object"/],
-    [`http://${host}/200[]`, /"reason":"no JSON object"/],
-    [`http://${host}/301`, /"reason":"status 301"/],
-    [`http://127.0.0.1:${await sparePort()}`, /refused.*"hint":"start the backend, or correct its port"/i],
-    [`https://${host}`, /"hint":"correct http:\/\/ or https:\/\/ in backend.url"/],
-    [`http://127.0.0.1:${portOf(resetting)}`, /"hint":"correct http:\/\/ or https:\/\/ in backend.url"/],
-    [
-      `http://127.0.0.1:${portOf(silent)}`,
-      /"reason":"timeout","hint":"check the backend's log, or correct its address"/,
-    ],
-    [`https://127.0.0.1:${portOf(encrypted)}`, /"hint":"let this machine trust the backend's certificate"/],
-    ['http://127.0.0.1:6000', /port|refused/i], // a port that fetch refuses, on Node and Bun
-    ['http://nowhere.invalid', /"hint":"correct the backend's name, or put both on one network"/],
-  ];
-  for (const [i, [url, said]] of rows.entries()) {
-    writeFileSync(file, JSON.stringify(config(url)));
-    process.kill(gateway.child.pid!, 'SIGHUP');
-    const line = await heard(i + 2);
-    const wrong = ['warn', 'the backend did not answer as expected'];
-    assert.deepEqual([line.level, line.message], i === 0 ? ['info', 'the backend answers'] : wrong, url);
-    assert.match(JSON.stringify(line), said);
-  }
-  const paths = [`200${about}`, '401', '401', '500%7B%7D', '200hello', '200[]', '301'];
-  assert.deepEqual(asked, paths.map((path) => `GET /${path}/v1/about true undefined`));
-  assert.doesNotMatch(gateway.output(), /password-of-backend/);
-  await gateway.close();
-
-  const both = await startBoth(t);
-  await settled(both.gateway);
-  assert.equal(both.backend.server.listenerCount('connection') > 0 && both.backend.connections, 0);
-});
-
-test('a gateway whose backend.url is its own address logs that, with and without tokens', async (t) => {
-  for (const env of [{ API_TOKENS: SECRET }, {}]) {
-    const port = await sparePort();
-    const url = `http://localhost:${port}`;
-    const gateway = await startProcess(t, { env: { ...env, LISTEN: `127.0.0.1:${port}`, BACKEND_URL: url } });
-    await until(() => linesOf(gateway, /^the backend /).length > 0);
-    const [{ level, reason, hint }] = linesOf(gateway, /^the backend /) as [LogLine];
-    const cure = "backend.url is this gateway's own address: give the backend's";
-    assert.deepEqual([level, reason, hint], ['warn', 'own_address', cure]);
-    await gateway.close();
-  }
-});
-
-test('a port that cannot be opened is an error with advice', { isAlone: true }, async (t) => {
-  const { host, port } = await startBackend(t);
-  const rows: [listen: string, message: RegExp][] = [
-    [`${host}:${port}`, /; use another port with --listen HOST:PORT\n$/],
-    ['192.0.2.1:0', /; --listen needs an address of this machine; :PORT means all of them\n$/],
-  ];
-  if (isNode) rows.push(['nowhere.invalid:0', rows[1]![1]]); // Bun 1.4 has other codes for an unknown name
-  const first = isNode && process.platform === 'linux' &&
-    readFileSync('/proc/sys/net/ipv4/ip_unprivileged_port_start', 'utf8');
-  // The test may run as root, which may open every port.
-  const isRoot = process.geteuid?.() === 0;
-  if (Number(first) > 1) {
-    rows.push(['127.0.0.1:1', /; ports below 1024 need root; use --listen HOST:8880\n$/]);
-  }
-  for (const [listen, message] of rows) {
-    if (isRoot && listen.endsWith(':1')) process.seteuid!(65_534);
-    const env = { LISTEN: listen, API_TOKENS: SECRET };
-    const { code, stderr } = await cli([], { env }).finally(() => isRoot && isNode && process.seteuid!(0));
-    assert.deepEqual([code, /^gateway: cannot run: /.test(stderr)], [1, true], stderr);
-    assert.match(stderr, message);
-  }
-});
-
-test('--check prints "warning" for what is wrong, and the file, variables and flags that its settings come from', async (t) => {
-  const expired = fileWith(t, { tokens: { old: { secret: SECRET, expires: '2020-01-01' } } });
-  const open = 'warning: no tokens are configured: all requests are accepted without authentication';
-  const path = 'has the path of an endpoint; give only the part before it, such as http://signal-api:8080';
-  const named: [string[], NodeJS.ProcessEnv, sources: string, ...warnings: string[]][] = [
-    [['--config', expired], {}, `the file ${expired}`, 'warning: the token "old" has expired'],
-    [[], {}, 'nothing, only defaults apply', open],
-    [['--listen', ':8880'], { AUTH_ANONYMOUS: 'true' }, 'AUTH_ANONYMOUS, --listen', `${open}, from other machines too`],
-    [[], { API_TOKENS: SECRET, HOSTNAME: 'x' }, 'API_TOKENS'],
-    [[], { API_TOKENS_FILE: fileWith(t, SECRET) }, 'API_TOKENS_FILE'],
-  ];
-  const paths = '/v2/send /v2/send/ /v1/about /proxy/v1/receive/+15550100001 /v1 /v2/'.split(' ');
-  for (const each of paths) {
-    const env = { API_TOKENS: SECRET, BACKEND_URL: `http://x${each}` };
-    named.push([[], env, 'BACKEND_URL, API_TOKENS', `warning: BACKEND_URL ${path}`]);
-  }
-  named.push([
-    ['--backend', 'http://x/v2/send'],
-    { API_TOKENS: SECRET },
-    'API_TOKENS, --backend',
-    `warning: --backend ${path}`,
-  ]);
-  for (const each of ['', '/', '/signal', '/v1/signal', '/v12/send', '/v2x']) {
-    named.push([[], { API_TOKENS: SECRET, BACKEND_URL: `http://x${each}` }, 'BACKEND_URL, API_TOKENS']);
-  }
-  for (const [args, env, sources, ...warnings] of named) {
-    const { code, stdout } = await cli(['--check', ...args], { env });
-    assert.equal(code, 0);
-    const lines = stdout.split('\n');
-    assert.equal(lines[0], `The configuration is valid. It was read from: ${sources}.`);
-    assert.deepEqual(lines.filter((line) => line.includes('warning')), warnings, JSON.stringify(env));
-  }
-});
-
-// A file's state at its last load was never compared, so a token that was removed at that moment kept working.
-test('a file that changes between being read and first being checked is read again', async (t) => {
-  const backend = await startBackend(t);
-  const tls = certificate(t);
-  const configOf = (secret: string): string =>
-    JSON.stringify({ backend: { url: backend.url }, tls, tokens: { a: { secret } } });
-  const file = fileWith(t, configOf(SECRET));
-  const code = `
-    import { writeFileSync } from 'node:fs';
-    import { run } from ${JSON.stringify(FILE.href)};
-    const running = run(['--config', ${JSON.stringify(file)}], process.env, () => Buffer.alloc(0));
-    writeFileSync(${JSON.stringify(file)}, ${JSON.stringify(configOf(OTHER))});
-    writeFileSync(${JSON.stringify(tls.cert)}, '');
-    await running;`;
-  const script = fileWith(t, code, 'script.mjs');
-  const gateway = await startProcess(t, { program: [...AS_IT_IS.slice(0, -1), script] as unknown as Program });
-  await until(() => linesOf(gateway, /^reload failed/).length === 1);
-  assert.match(linesOf(gateway, /^reload failed/)[0]!.problems, /^tls: its "cert" is empty/);
-  assert.deepEqual(await statusesOf(gateway, { headers: BEARER }, { headers: AS_OTHER }), [200, 401]);
-  writeFileSync(tls.cert, CERTS[0].cert);
-  await until(() => linesOf(gateway, /^reloaded/).length === 1);
-  assert.deepEqual(await statusesOf(gateway, { headers: BEARER }, { headers: AS_OTHER }), [401, 200]);
-});
-
-test('a file is read once it no longer changes; a file that only a reloaded configuration names is also watched', async (t) => {
-  const backend = await startBackend(t);
-  const dir = folder(t);
-  const [file, secretFile] = [join(dir, 'gateway.json'), join(dir, 'secret')];
-  const configOf = (token: object): string => JSON.stringify({ backend: { url: backend.url }, tokens: { a: token } });
-  writeFileSync(file, configOf({ secret: SECRET }));
-  writeFileSync(secretFile, SECRET);
-  const gateway = await startProcess(t, { args: ['--config', file] });
-  const count = (message: RegExp): number => linesOf(gateway, message).length;
-  const becomes = async (change: () => unknown): Promise<void> => {
-    const before = count(/^reloaded/);
-    change();
-    await until(() => count(/^reloaded/) > before, 'the gateway to reload');
-  };
-  // A separate process, which waits for nothing, keeps changing a file for 2.5 s. A gateway that a busy machine
-  // suspends for that long may read it too early, so it has four tries.
-  const isReadTooEarly = async (): Promise<boolean> => {
-    const before = count(/^reload failed/);
-    const writer = start([file], {}, ['sh', '-c', 'while :; do echo "{" >"$0"; sleep 0.1; done']);
-    const ended = once(writer, 'exit');
-    await pass(2500);
-    writer.kill('SIGKILL');
-    await ended;
-    await becomes(() => writeFileSync(file, configOf({ secretFile })));
-    return count(/^reload failed/) > before;
-  };
-  let tries = 1;
-  while (await isReadTooEarly()) assert.ok(tries++ < 4, 'the file was read while it changed, four times');
-  await becomes(() => writeFileSync(secretFile, OTHER));
-  assert.deepEqual(await statusesOf(gateway, { headers: BEARER }, { headers: AS_OTHER }), [401, 200]);
-});
 
 section('CLIENTS'); // ─────────────────────────────────────────────────────────────────────────────
 
