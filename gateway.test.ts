@@ -1,14 +1,15 @@
 /**
  * The whole suite, after types, format and lint:  npm test
- * This file alone:  node --import tsx --test gateway.test.ts           (Node 20; from 22.18 on without --import tsx)
- *                   deno test -A --no-check gateway.test.ts            bun test --timeout 1200000 ./gateway.test.ts
- *                   npx --yes -p node@26 node --test gateway.test.ts   (any Node; npx -p deno@2 and bun@1 likewise)
- * One section:      SECTION=RATE node --import tsx --test gateway.test.ts        (grep "^section(" lists them)
+ * This file alone:  node --import tsx --test --test-force-exit gateway.test.ts    (Node 22.18 needs no --import tsx)
+ *                   deno test -A --no-check gateway.test.ts             bun test --timeout 1200000 ./gateway.test.ts
+ *                   npx --yes -p node@26 node --test …                  (any Node; npx -p deno@2 and bun@1 likewise)
+ * One section:      SECTION=RATE node …                                 (grep "^section(" lists them)
  * The titles:       grep -nE "^ *(test|table|randomTest)\(" gateway.test.ts      (in sections named like the code's)
- * Some tests:       ONLY='keep-alive|trickles' node …                            (a regular expression for titles)
- * A random test:    SEED=310410416 ONLY='random targets' node …                  (a run shows its seed in the title)
- *                   SEEDS=500 ONLY='random targets' node …                       (once for each of 500 seeds)
+ * Some tests:       ONLY='keep-alive|trickles' node …                   (a regular expression for titles)
+ * A random test:    SEED=310410416 ONLY='random targets' node …         (a run shows its seed in the title)
+ *                   SEEDS=500 ONLY='random targets' node …              (once for each of 500 seeds)
  * A compiled file:  GATEWAY_FILE=dist/gateway.js node …
+ * Failing tests:    SECTION=FAILURES node …                             (each in its own way, to see how that looks)
  *
  * Tests that must run alone are run by gateway.alone.test.ts. With SECTION or ONLY they run here, after the others.
  *
@@ -24,7 +25,16 @@ import { type ChildProcess, execFile, spawn, spawnSync } from 'node:child_proces
 import { createHash, randomUUID } from 'node:crypto';
 import dns from 'node:dns';
 import { once } from 'node:events';
-import { existsSync, mkdtempSync, readdirSync, readFileSync, renameSync, rmSync, writeFileSync } from 'node:fs';
+import {
+  existsSync,
+  mkdtempSync,
+  readdirSync,
+  readFileSync,
+  renameSync,
+  rmSync,
+  writeFileSync,
+  writeSync,
+} from 'node:fs';
 import { chmod, cp, mkdir, symlink } from 'node:fs/promises';
 import http from 'node:http';
 import https from 'node:https';
@@ -33,7 +43,7 @@ import { tmpdir } from 'node:os';
 import { dirname, join } from 'node:path';
 import type { Duplex } from 'node:stream';
 import { buffer as readBytes, text as readText } from 'node:stream/consumers';
-import { suite, test as registerTest, type TestContext } from 'node:test';
+import { suite, test as registerTest } from 'node:test';
 import { connect as tlsConnect, TLSSocket } from 'node:tls';
 import { inspect, isDeepStrictEqual, promisify } from 'node:util';
 import { setFlagsFromString } from 'node:v8';
@@ -344,7 +354,15 @@ function addressOf(url: string): Address {
   return { port: Number(port), host: hostname.replace(/[[\]]/g, ''), ...tls };
 }
 
-type Run = (t: TestContext) => void | Promise<void>;
+/** What a test gets. It is the same on every runtime, because runtimes disagree about hooks that fail or never end. */
+interface TestContext {
+  /** Runs a hook after the test, whether it passes or not, in the order in which they were added. */
+  after(hook: () => unknown): void;
+  /** Shows a text with the results. */
+  diagnostic(text: string): void;
+}
+
+type Run = (t: TestContext) => unknown;
 
 const { SECTION, ONLY = '', SEED = Date.now() % 1e9, SEEDS = 1 } = process.env;
 let inSection = '';
@@ -354,6 +372,10 @@ type Chosen = { title: string; options: Options; run: Run };
 const together: Chosen[] = [];
 const alone: Chosen[] = [];
 const last: Chosen[] = [];
+/** Those of them that have not ended, with their hooks. */
+const unended = new Set<Chosen>();
+/** What was thrown where no test could catch it. */
+const strays: string[] = [];
 
 /** Assigns the tests that follow to this section. */
 function section(name: string): void {
@@ -377,8 +399,9 @@ function addEvidence(t: TestContext, evidence: Evidence): void {
   EVIDENCE.set(t, [...EVIDENCE.get(t) ?? [], evidence]);
 }
 
-/** How far a test has got: what it last waited for, since when, and where. */
+/** How far a test or a hook has got: what it last waited for, since when, and where. */
 interface Course {
+  title: string;
   what: string;
   sinceMs: number;
   at: Error;
@@ -387,8 +410,13 @@ interface Course {
 }
 const COURSE = new AsyncLocalStorage<Course>();
 
+/** The tests of this section fail, each in its own way. They run only if SECTION names it. */
+const isFailing = SECTION === 'FAILURES';
+
 /** A test that takes no step for this long is abandoned. A slow machine only delays the steps of a test. */
-const STEP_TIMEOUT_MS = 180_000;
+const STEP_TIMEOUT_MS = isFailing ? 500 : 180_000;
+/** The same for a hook. After a fault in what most hooks do, hundreds of tests wait for it. */
+const HOOK_TIMEOUT_MS = isFailing ? 500 : 20_000;
 
 /** Records what the running test waits for now. If the test was abandoned, it ends here. */
 function step(what: string): void {
@@ -397,39 +425,88 @@ function step(what: string): void {
   if (course) Object.assign(course, { what, sinceMs: performance.now(), at: new Error(), steps: course.steps + 1 });
 }
 
-/** Rejects when a test has taken no step for too long, with how far it got and where it waits. */
-function givenUp(course: Course, ended: Promise<void>): Promise<void> {
+/** The lines of a test that led to an error, the innermost first, without those of the harness. */
+function linesTo({ stack = '' }: Error): string {
+  const frames = [...stack.matchAll(/(\S+) \(?[^() ]*?(gateway\.\w+\.ts:\d+)/g)];
+  const harness = frames.findIndex(([, name]) => /^(?:follow|begin)$/.test(name!));
+  const own = frames.slice(0, harness < 0 ? undefined : harness).filter(([, name]) => !/\b(?:step|after)$/.test(name!));
+  return own.map(([, , line]) => line).join(', called at ');
+}
+
+/** Runs a test or a hook. Rejects when it has taken no step for too long, with how far it got and where it waits. */
+function follow(title: string, timeoutMs: number, run: () => unknown): Promise<unknown> {
+  const sinceMs = performance.now();
+  const course: Course = { title, what: 'the beginning', sinceMs, at: new Error(), steps: 0, isGivenUp: false };
+  async function begin(): Promise<unknown> {
+    return await run();
+  }
   return new Promise((resolve, reject) => {
     const watch = setInterval(() => {
-      if (performance.now() - course.sinceMs < STEP_TIMEOUT_MS) return;
+      if (performance.now() - course.sinceMs < timeoutMs) return;
       course.isGivenUp = true;
-      const frames = [...(course.at.stack ?? '').matchAll(/(\S+) \(?[^() ]*?(gateway\.\w+\.ts:\d+)/g)];
-      const lines = frames.filter(([, name]) => !/step|runTest/.test(name!)).map(([, , line]) => line);
-      const where = `step ${course.steps}, ${course.what}, at ${lines.join(', called at ')}`;
-      reject(new Error(`nothing more came for ${STEP_TIMEOUT_MS / 1000} s behind ${where}`));
-    }, 1000);
-    void ended.finally(() => clearInterval(watch)).then(resolve, reject);
+      const where = [`step ${course.steps}`, course.what, linesTo(course.at)].filter(Boolean).join(', ');
+      reject(new Error(`nothing more came for ${timeoutMs / 1000} s behind ${where}`));
+      clearInterval(watch);
+    }, timeoutMs / 100);
+    void COURSE.run(course, begin).finally(() => clearInterval(watch)).then(resolve, reject);
   });
 }
 
-/** Runs a test. Its failure includes what its gateways logged and what its backends saw. */
-async function runTest(t: TestContext, run: Run): Promise<void> {
-  const sinceMs = performance.now();
-  const course: Course = { what: 'the beginning', sinceMs, at: new Error(), steps: 0, isGivenUp: false };
-  try {
-    await givenUp(course, COURSE.run(course, async () => await run(t)));
-  } catch (error) {
-    if (!(error instanceof Error)) throw error;
-    const all = (EVIDENCE.get(t) ?? []).map((evidence) => evidence());
-    const more = all.map(([what, lines]) => [`${what}${lines.length ? ', at last' : ' nothing'}`, ...lines.slice(-6)]);
-    const { message, stack = '' } = error;
-    error.message = [message, ...more.map((lines) => lines.join('\n  '))].join('\n');
-    error.stack = stack.includes(message) ? stack.replace(message, () => error.message) : `${error.message}\n${stack}`;
-    throw error;
-  } finally {
-    if (--unended === 0 && isNode) setTimeout(() => process.exit(), 5000).unref(); // despite what a test left open
+/** Runs a test and then its hooks. Its failure includes what its gateways logged and what its backends saw. */
+async function runTest(chosen: Chosen, diagnostic: TestContext['diagnostic']): Promise<void> {
+  const hooks: { hook: () => unknown; at: Error }[] = [];
+  function after(hook: () => unknown): void {
+    hooks.push({ hook, at: new Error() });
   }
+  const t: TestContext = { after, diagnostic };
+  const { title, run } = chosen;
+  const failures: Error[] = [];
+  try {
+    await follow(title, STEP_TIMEOUT_MS, run.bind(undefined, t));
+  } catch (error) {
+    failures.push(withEvidence(t, error));
+  }
+  for (const { hook, at } of hooks) {
+    try {
+      await follow(title, HOOK_TIMEOUT_MS, hook);
+    } catch (error) {
+      failures.push(reworded(error, (message) => `the hook that was added at ${linesTo(at)}: ${message}`));
+    }
+  }
+  unended.delete(chosen);
+  const [first, ...others] = failures;
+  if (first) throw reworded(first, (message) => [message, ...others.map((other) => other.message)].join('\nand then '));
 }
+
+/** The error, with another message also where its stack shows it. */
+function reworded(error: unknown, change: (message: string) => string): Error {
+  if (!(error instanceof Error)) return new Error(change(inspect(error)));
+  const { message, stack = '' } = error;
+  error.message = change(message);
+  error.stack = stack.includes(message) ? stack.replace(message, () => error.message) : `${error.message}\n${stack}`;
+  return error;
+}
+
+function withEvidence(t: TestContext, error: unknown): Error {
+  const all = (EVIDENCE.get(t) ?? []).map((evidence) => evidence());
+  const more = all.map(([what, lines]) => [`${what}${lines.length ? ', at last' : ' nothing'}`, ...lines.slice(-6)]);
+  return reworded(error, (message) => [message, ...more.map((lines) => lines.join('\n  '))].join('\n'));
+}
+
+// Deno passes a run in which something throws outside a test.
+process.on('uncaughtException', (error: unknown) => {
+  const { title = 'an unknown test' } = COURSE.getStore() ?? {};
+  strays.push(`${title}: ${error instanceof Error ? error.stack : inspect(error)}`);
+});
+
+// Every runtime passes a run that exits with 0 in the middle.
+process.on('exit', (code) => {
+  if (unended.size === 0) return;
+  const { title = 'no test' } = COURSE.getStore() ?? {};
+  const titles = Array.from(unended, (chosen) => `"${chosen.title}"`).join(', ');
+  writeSync(2, `the process exited with ${code} in "${title}" before these tests had ended: ${titles}\n`);
+  process.exitCode = 1;
+});
 
 /** Waits for a promise, and fails with this description if it is not fulfilled in time. */
 async function within<T>(promise: Promise<T>, what: string, limitMs = WAIT_LIMIT_MS): Promise<T> {
@@ -444,17 +521,15 @@ async function within<T>(promise: Promise<T>, what: string, limitMs = WAIT_LIMIT
 /** Collects a test, unless SECTION or ONLY excludes it. A test that waits in vain fails. */
 function test(title: string, ...rest: [Run] | [Options, Run]): void {
   if ((SECTION ?? inSection) !== inSection || !new RegExp(ONLY).test(title)) return;
+  if (inSection === 'FAILURES' && !isFailing) return;
   const [options, run]: [Options, Run] = rest.length === 1 ? [{}, ...rest] : rest;
   (options.isAlone ? alone : options.isLast ? last : together).push({ title, options, run });
 }
 
-function register({ title, options: { skip = false }, run }: Chosen): void {
-  if (!skip) unended++;
-  registerTest(title, { skip }, (t) => runTest(t, run));
+function register(chosen: Chosen): void {
+  const { title, options: { skip = false } } = chosen;
+  registerTest(title, { skip }, (t) => runTest(chosen, (text) => t.diagnostic(text)));
 }
-
-/** How many tests have not ended. */
-let unended = 0;
 
 /** How many tests run side by side. Most of them spend most of their time waiting, for a time-out or a process. */
 const SIDE_BY_SIDE = 8;
@@ -469,7 +544,7 @@ function registerTogether(tests: Chosen[]): void {
     if (chosen.options.skip) return;
     if (free === 0) await new Promise<void>((resolve) => waiting.push(resolve));
     else free--;
-    await runBeside(chosen).finally(() => waiting.length > 0 ? waiting.shift()!() : free++);
+    await runTest(chosen, console.log).finally(() => waiting.length > 0 ? waiting.shift()!() : free++);
   };
   const startAll = (): Promise<void>[] =>
     tests.map((chosen) => {
@@ -479,17 +554,6 @@ function registerTogether(tests: Chosen[]): void {
     });
   for (const [i, { title, options: { skip = false } }] of tests.entries()) {
     registerTest(title, { skip }, () => (results ??= startAll())[i]);
-  }
-}
-
-/** Runs a test without the runner, with a context that has the methods that tests use. */
-async function runBeside({ run }: Chosen): Promise<void> {
-  const hooks: (() => unknown)[] = [];
-  const t = { after: (hook: () => unknown) => hooks.push(hook), diagnostic: console.log } as unknown as TestContext;
-  try {
-    await runTest(t, run);
-  } finally {
-    for (const hook of hooks) await hook();
   }
 }
 
@@ -10520,6 +10584,102 @@ test('each planted fault of gateway.fuzz.ts fits the code', async () => {
   assert.deepEqual(unfitFaults(''), FAULTS.map(({ name }) => name));
 });
 
+section('HARNESS'); // ─────────────────────────────────────────────────────────────────────────────
+/** What a process of this runtime prints about tests of the section FAILURES. It must not succeed. */
+async function runFailures(only: string): Promise<string> {
+  const node = [...LOADER, '--test', '--test-force-exit', '--test-reporter=tap'];
+  const args = isNode ? node : 'Deno' in globalThis ? ['test', '--allow-all', '--no-check'] : ['test'];
+  const env = { HOME: process.env.HOME, NO_COLOR: '1', SECTION: 'FAILURES', ONLY: only };
+  const program: Program = [process.execPath, ...args];
+  const { code, stdout, stderr } = await runProcess(['./gateway.test.ts'], { env, program });
+  const output = stdout + stderr;
+  assert.ok(code > 0, `it exited with ${code}:\n${output}`);
+  return output;
+}
+
+// The process ended 5 s after the last test, with 0, although the runner waited for the hook of one that had failed.
+test('the harness: a test fails if it or its hook throws or waits in vain', async () => {
+  const output = await runFailures('^failure: ');
+  const failed = /^ *(?:not ok \d+ - |\(fail\) )?(failure: [\w ,]*\w)(?: \.\.\. FAILED| \[|$)/gm;
+  const lines = read('gateway.test.ts').split('\n');
+  const titles = lines.flatMap((line) => groupsOf(line, /^test\('(failure: .*?)'/g));
+  assert.ok(titles.length > 5, titles.join());
+  assert.deepEqual([...new Set(groupsOf(output, failed))].sort(), titles.sort(), output);
+  const hook = /the hook that was added at gateway\.test\.ts:(\d+)/g;
+  const told = output.replace(hook, 'HOOK').replace(/\s+/g, ' ');
+  for (
+    const words of [
+      'planted in a test',
+      'planted in a promise',
+      'planted before a hook and then HOOK: nothing more came for 0.5 s behind step 0, the beginning',
+      'HOOK: nothing more came for 0.5 s behind step 1, a hook to end, gateway.test.ts:',
+      'HOOK: planted in a hook',
+      'nothing more came for 0.5 s behind step 1, what never comes, gateway.test.ts:',
+    ]
+  ) assert.ok(told.includes(words), `${words}:\n${output}`);
+  const added = groupsOf(output, hook).map((line) => lines[Number(line) - 1]);
+  assert.deepEqual(added.filter((line) => !line?.includes('t.after(')), [], output);
+});
+
+test('the harness: a run fails if something is thrown after the end of its test', async () => {
+  const output = await runFailures('^late: ');
+  assert.match(output, /planted in a test that had ended/);
+  if (isNode) assert.match(output, /late: throws when it has ended: Error: planted/);
+});
+
+test('the harness: a run that exits with 0 before all tests have ended fails, and names the test', async () => {
+  const titles = ['exit: with 0', 'exit: a test beside it'];
+  const words = `the process exited with 0 in "${titles[0]}" before these tests had ended: "${titles.join('", "')}"`;
+  const output = await runFailures('^exit: ');
+  assert.ok(output.includes(words), output);
+});
+
+section('FAILURES'); // ────────────────────────────────────────────────────────────────────────────
+
+/** A promise that is never kept, while the process has something to do. */
+const forever = (): Promise<never> => new Promise(() => setInterval(() => {}, 1000));
+
+test('failure: throws', () => {
+  throw new Error('planted in a test');
+});
+
+test('failure: rejects', async () => {
+  await pass(1);
+  throw new Error('planted in a promise');
+});
+
+test('failure: throws, and its hook hangs', (t) => {
+  t.after(forever);
+  throw new Error('planted before a hook');
+});
+
+test('failure: passes, but its hook hangs', async (t) => {
+  t.after(() => within(forever(), 'a hook to end'));
+  await pass(1);
+});
+
+test('failure: passes, but its hook throws', async (t) => {
+  t.after(() => assert.fail('planted in a hook'));
+  await pass(1);
+});
+
+test('failure: waits in vain', () => within(forever(), 'what never comes'));
+
+test('late: throws when it has ended', () => {
+  setTimeout(() => {
+    throw new Error('planted in a test that had ended');
+  }, 50);
+});
+
+test('late: a test beside it', () => pass(500));
+
+test('exit: with 0', async () => {
+  await pass(1);
+  process.exit(0);
+});
+
+test('exit: a test beside it', forever);
+
 section('THE FILES THEMSELVES'); // ────────────────────────────────────────────────────────────────
 
 const { stdout: HELP } = await cli(['--help']);
@@ -10957,7 +11117,16 @@ test('functions named refusalOf… return a problem, those named mistakeIn… a 
 });
 
 /** Sections of tests whose subject is not a section of gateway.ts. */
-const OTHER_SECTIONS = ['SILENCES', 'CLIENTS', 'RECIPES', 'MEMORY', 'SIMULATION', 'THE FILES THEMSELVES'];
+const OTHER_SECTIONS = [
+  'SILENCES',
+  'CLIENTS',
+  'RECIPES',
+  'MEMORY',
+  'SIMULATION',
+  'HARNESS',
+  'FAILURES',
+  'THE FILES THEMSELVES',
+];
 
 test('the sections of the tests have the names of those of gateway.ts', () => {
   const own = new Set(groupsOf(read('gateway.test.ts'), /^section\('(.*?)'\)/gm));
@@ -11128,10 +11297,12 @@ assert.ok(together.length + alone.length + last.length > 0, 'SECTION or ONLY lea
 export const isPart = 'isAlonePart' in globalThis;
 const isWhole = !SECTION && !ONLY;
 if (isWhole && !isPart) program(); // compiling blocks the process, and would delay other tests
-if (!isPart) registerTogether(together);
-if (isPart === isWhole) alone.forEach(register);
-if (!isPart) last.forEach(register);
-
-// UNTIL Node exits reliably: Node 20.20 sometimes loops forever in its own clean-up of handles, after everything has
-// ended.
-if (isNode) process.on('exit', (code) => process.exit(code));
+const parts = isPart ? { together: [], last: [] } : { together, last };
+const own = { ...parts, alone: isPart === isWhole ? alone : [] };
+for (const chosen of Object.values(own).flat()) if (!chosen.options.skip) unended.add(chosen);
+registerTogether(own.together);
+own.alone.forEach(register);
+own.last.forEach(register);
+registerTest('all tests have run to the end, and nothing was thrown outside them', () => {
+  assert.deepEqual({ unended: Array.from(unended, ({ title }) => title), strays }, { unended: [], strays: [] });
+});
