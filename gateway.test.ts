@@ -2348,6 +2348,13 @@ test(
     assert.deepEqual(await mistakesIn(changedSource(t, ...added)), ['createServer']);
     const listed: Change = ["const START_ONLY = ['listen',", (text) => `${text} 'limits.headers',`];
     assert.deepEqual(await mistakesIn(changedSource(t, ...added, listed)), []);
+    // Where the state is made, a reload would be ignored just as silently.
+    const kept: Change = [
+      '    startedMs: now(),\n',
+      (text) => `${text}    headersLimit: settings['limits.headers'],\n`,
+    ];
+    assert.deepEqual(await mistakesIn(changedSource(t, added[0]!, kept)), ['makeCore']);
+    assert.deepEqual(await mistakesIn(changedSource(t, added[0]!, kept, listed)), []);
     const used: Change = [
       "    this.#limitBytes = exchange.rules['limits.body'];",
       (text) => text.replace('body', 'headers'),
@@ -2882,14 +2889,31 @@ const rowWith = ({ path = '/v2/send', headers = {}, body = '' }: Ask, method = '
     typeof body === 'string' ? body : JSON.stringify(body),
   ].filter(Boolean).join(' | ');
 
+/** A row with its credential twice: a header, or the piece of the target or of the body that holds the token. */
+function withTwo(row: string): string {
+  const fields = row.split(' | ').map((field) => {
+    if (/^(?!content-type)[\w-]+: /.test(field)) return `${field} | ${field}`;
+    if (field.startsWith('{')) return field.replace(new RegExp(`"[^"]*":"${SECRET}"`), '$&,$&');
+    return field.replace(new RegExp(`[^/?&]*${SECRET}`), field.includes('?') ? '$&&$&' : '$&/$&');
+  });
+  return fields.join(' | ');
+}
+
 for (const { name, form, ask: make } of SPELLINGS) {
   const [wrong, right] = [OTHER, SECRET].map((token) => rowWith({ body: HELLO, ...make(token) }));
   const others = FORM_WORDS.filter((other) => other !== form);
   const reason = form === 'body' ? 'no_credential' : 'form_not_accepted';
   const query = name.startsWith('query as') ? '?x=1&y=2' : '';
-  table(`form ${name}: a valid token sends and is removed; a wrong one, or a form not accepted for it, is 401`, {
-    ...ALL_FORMS,
-  })`
+  const two = withTwo(right!);
+  strict.notEqual(two, right, `the form ${name} has no row with two credentials`);
+  const ambiguous = form === 'body' ? 'bad_field' : 'bad_credential';
+  table(
+    `form ${name}: a valid token sends and is removed; a wrong one, or a form not accepted for it, is 401; two are 400`,
+    {
+      ...ALL_FORMS,
+    },
+  )`
+    ${two} → 400 ${ambiguous}
     ${wrong} → 401 unauthorized | reason=unknown_token
     @ ${JSON.stringify({ methods: others })} | ${right} → 401 unauthorized | reason=${reason}
     ${right} → 201 | "[{"timestamp":"1700000000000"}]" | form=${form} | token=test | POST /v2/send${query} | '${HELLO}' | > Authorization: | > Content-Length: ${HELLO.length}`;
@@ -6763,6 +6787,21 @@ test('hop-by-hop headers are removed both ways, and so are headers that only the
   assert.doesNotMatch(response, /x-hop-back|proxy-authenticate|upgrade|timeout=1|its own/i);
   assert.match(response, /\r\nset-cookie: a=1\r\nset-cookie: b=2; Path=\/\r\n/i);
   for (const field of [/\r\nx-end: to end\r\n/i, /\r\ncontent-length: 2\r\n/i]) assert.match(response, field);
+});
+
+// Added as documented, it was sent after the client's, and the backend read the forged one.
+test("a header of the gateway's own that is added to the code replaces the client's", async (t) => {
+  const added: Change = ["    'x-request-id': requestId,\n", (text) => `${text}    'x-token-name': 'its own',\n`];
+  const { createGateway } = await import(pathToFileURL(changedSource(t, added)).href) as typeof import('./gateway.ts');
+  const backend = await startBackend(t);
+  const gateway = await startGateway(t, backend, {}, {}, createGateway);
+  const names = ['X-Token-Name', 'x-token-name', 'X-Request-ID', 'Accept-Encoding', 'X-Forwarded-Proto'];
+  const forged = names.map((name) => `${name}: forged`);
+  await rawRequest(gateway, '/v1/about', { headers: [`Authorization: Bearer ${SECRET}`, ...forged] });
+  const seen = backend.seen[0]!.rawHeaders.map((text) => text.toLowerCase());
+  assert.ok(!seen.includes('forged'), seen.join());
+  for (const name of names) assert.equal(seen.filter((text) => text === name.toLowerCase()).length, 1, name);
+  assert.equal(backend.seen[0]!.headers['x-token-name'], 'its own');
 });
 
 test('headers into which browsers and proxies copy a URL with its token are removed; a copy that a client puts elsewhere is not', async (t) => {

@@ -904,7 +904,8 @@ type Core = ReturnType<typeof makeCore>;
  * @throws {ConfigError} with every mistake in the configuration, before anything is opened.
  */
 function createGateway(config: GatewayConfig, options: GatewayOptions = {}): Gateway {
-  const core = makeCore(embeddedSettings(config, options), options);
+  const settings = embeddedSettings(config, options);
+  const core = makeCore(settings, makeRules(settings), options);
   // Without `core`, so that a program that prints its gateway does not show the secrets.
   return {
     server: core.server,
@@ -918,7 +919,7 @@ function createGateway(config: GatewayConfig, options: GatewayOptions = {}): Gat
  * The server of a gateway, with its listeners, and all of its state. A reload replaces `rules` as a whole, so each
  * request sees one version of them.
  */
-function makeCore(settings: Settings, options: GatewayOptions) {
+function makeCore(settings: AtStart, rules: Rules, options: GatewayOptions) {
   const {
     now = Date.now,
     headersTimeoutMs = HEADERS_TIMEOUT_MS,
@@ -930,8 +931,8 @@ function makeCore(settings: Settings, options: GatewayOptions) {
   const metrics = new Metrics();
   const core = {
     server: createServer(settings, headersTimeoutMs),
-    atStart: settings as AtStart,
-    rules: makeRules(settings) as Rules,
+    atStart: settings,
+    rules,
     now,
     startedMs: now(),
     metrics,
@@ -3712,8 +3713,8 @@ function findByte(chunk: Buffer, i: number, table: Uint8Array): number {
 /** End-to-end fields of the client that the backend does not get. */
 const NOT_TO_BACKEND = new Set([
   ...placesOf('header '),
-  // The gateway sets these itself, has obeyed them (`expect`), or gives the same information in its X-Forwarded-For.
-  ...'host expect forwarded x-real-ip x-request-id content-length accept-encoding'.split(' '),
+  // The gateway has obeyed `expect`, sets the length itself, and gives the others in its X-Forwarded-For.
+  ...'expect forwarded x-real-ip content-length'.split(' '),
   // Browsers and proxies copy the URL, which may contain a token, into the first four. Cookies belong to other
   // programs.
   ...'referer x-rewrite-url x-envoy-original-path x-replaced-path cookie'.split(' '),
@@ -3783,19 +3784,23 @@ function backendPath(backend: Backend, target: Target) {
  */
 function outboundHeaders({ req, rules, client, requestId, isMadeSend }: Exchange) {
   const { url, authorization } = rules['backend.url'];
-  const isDropped = (name: string) =>
-    NOT_TO_BACKEND.has(name) || /^x-(?:forwarded|original)-/.test(name) ||
-    (isMadeSend && name.startsWith('content-')); // these describe the client's body
-  const headers = ['host', url.host, ...endToEndFields(req, isDropped)];
-  if (isMadeSend) headers.push('content-type', 'application/json');
-  // After the client's fields, so that a client can neither set these nor strip them by naming them in Connection.
-  headers.push('accept-encoding', 'identity'); // so that the response needs no decoding
-  const proto = (req.socket as Partial<TLSSocket>).encrypted ? 'https' : 'http';
-  headers.push('x-forwarded-for', client, 'x-forwarded-proto', proto, 'x-request-id', requestId);
   const host = req.headers.host?.replace(/^.*@/, ''); // some clients leave the userinfo of a URL in it
-  if (host) headers.push('x-forwarded-host', host);
-  if (authorization) headers.push('authorization', authorization);
-  return headers;
+  const own: Record<string, string> = {
+    'host': url.host,
+    'accept-encoding': 'identity', // so that the response needs no decoding
+    'x-forwarded-for': client,
+    'x-forwarded-proto': (req.socket as Partial<TLSSocket>).encrypted ? 'https' : 'http',
+    'x-request-id': requestId,
+    ...(host && { 'x-forwarded-host': host }),
+    ...(authorization && { authorization }),
+    ...(isMadeSend && { 'content-type': 'application/json' }),
+  };
+  // No field of the client has a name of the gateway's own, so a client can neither set these nor strip them by naming
+  // them in Connection.
+  const isDropped = (name: string) =>
+    Object.hasOwn(own, name) || NOT_TO_BACKEND.has(name) || /^x-(?:forwarded|original)-/.test(name) ||
+    (isMadeSend && name.startsWith('content-')); // these describe the client's body
+  return [...Object.entries(own).flat(), ...endToEndFields(req, isDropped)];
 }
 
 /**
@@ -5697,7 +5702,7 @@ async function runCommand(args: string[], env: NodeJS.ProcessEnv, stdin: () => B
   const settings = load();
   if (values.check) return printCheck(settings);
   if (isRender) return renderSend(settings, rest[0]!, stdin());
-  const core = makeCore(settings, {});
+  const core = makeCore(settings, makeRules(settings), {});
   stopOnSignal(core.server, () => closeGateway(core));
   reloadOnChange(core, load);
   await startListening(core);
