@@ -2536,8 +2536,8 @@ export const FAULTS: readonly { name: string; invariant: Invariant; text: string
     becomes: "    if (CREDENTIAL_PARAMETERS.includes(name)) secrets.push(value);\n    if (left !== '@auth') {",
   },
   {
-    ...{ name: "a token's line served last in, first out", invariant: 3 },
-    ...{ text: 'line.waiting.shift()!', becomes: 'line.waiting.pop()!' },
+    ...{ name: "a token's queue served last in, first out", invariant: 3 },
+    ...{ text: 'queue.shift()!', becomes: 'queue.pop()!' },
   },
   {
     ...{ name: "an upload's count never given back", invariant: 3 },

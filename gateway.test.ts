@@ -3704,10 +3704,13 @@ test('a flood without a valid token is 30 log lines a minute for each address, w
 });
 
 // With one limiter for rates and wrong credentials, unauthenticated clients could reset the rate of a token with 1/1h.
-// With one for the lines of addresses and of internal errors, they could fill the log with the latter.
-test('10,100 addresses with wrong credentials reset neither the rate of a token nor the limit on internal errors', async (t) => {
+// With one for the lines of addresses and of internal errors, they could fill the log with the latter; with one for the
+// lines of addresses and of tokens, with what a stolen token is refused.
+test('10,100 addresses with wrong credentials reset neither the rate of a token, nor the limit on its log lines, nor that on internal errors', async (t) => {
   const { both: { gateway }, asks } = await startClocked(t, { trustedProxies: ['127.0.0.1'], rate: '1/1h' });
   await asks('bearer', '200', '429 rate_limited');
+  const probe = (level: string): string => `GET /v1/accounts → 403 setup_blocked | level=${level}`;
+  await asks('bearer', ...Array<string>(30).fill(probe('warn')), probe('debug'));
   const fail = (): boolean => gateway.server.emit('clientError'); // without its arguments
   for (let i = 0; i < 31; i++) fail();
   const lines = gateway.log.length;
@@ -3721,7 +3724,7 @@ test('10,100 addresses with wrong credentials reset neither the rate of a token 
   }
   await until(() => clients.every(({ text }) => text().split('HTTP/1.1 401 ').length === 1 + 10_100 / 20));
   assert.equal(new Set(requests(gateway).map(({ client }) => client)).size, 10_101);
-  await asks('bearer', '429 rate_limited');
+  await asks('bearer', '429 rate_limited', probe('debug'));
   fail();
   assert.equal(linesOf(gateway, /^internal error$/).at(-1)!.level, 'debug');
 });

@@ -313,8 +313,13 @@ const readNumber = textThat((text) => NUMBER.test(text), '"+" and 5 to 15 digits
  */
 const SETTINGS = {
   'backend.url': ['BACKEND_URL', readBackend, 'may have a path prefix and userinfo', 'http://127.0.0.1:8080'],
-  'backend.timeout': ['BACKEND_TIMEOUT', duration('150s'), 'how long until its response headers; 0 = no limit', '150s'],
-  'backend.parallel': ['BACKEND_PARALLEL', countFrom(0), 'concurrent requests to it; 0 = no limit', '4'],
+  'backend.timeout': [
+    'BACKEND_TIMEOUT',
+    zeroAsNoLimit(duration('150s')),
+    'how long until its response headers; 0 = no limit',
+    '150s',
+  ],
+  'backend.parallel': ['BACKEND_PARALLEL', zeroAsNoLimit(countFrom(0)), 'concurrent requests to it; 0 = no limit', '4'],
   'backend.wait': ['BACKEND_WAIT', duration('30s'), 'how long a send waits for it to restart; 0 = not at all', '30s'],
   'listen': ['LISTEN', readListen, 'host:port or :port (every interface)', '127.0.0.1:8880'],
   'tls.cert': ['TLS_CERT', readFile, 'a PEM file with a certificate and its chain, for https'],
@@ -941,14 +946,16 @@ function makeCore(settings: AtStart, rules: Rules, options: GatewayOptions) {
     slotTimeoutMs,
     connectTimeoutMs,
     lingerMs,
-    // Three limiters, because each drops its least recently used key. Unauthenticated clients can fill the second and
-    // the third with addresses. In a shared limiter, that would reset the rate of a token.
+    // Four limiters, because each drops its least recently used key. Unauthenticated clients can fill the second and
+    // the third with addresses. In a shared limiter, that would reset the rate of a token, or the limit of its lines.
     /** Counts requests per token name, and the few kinds of warnings. No token's name contains a space. */
     rateLimiter: new RateLimiter(),
     /** Counts wrong credentials per address. */
     failureLimiter: new RateLimiter(),
-    /** Counts log lines: unauthenticated requests per address, refusals per token name and code. */
-    lineLimiter: new RateLimiter(),
+    /** Counts log lines of unauthenticated requests per address. */
+    addressLines: new RateLimiter(),
+    /** Counts log lines of refusals per token name and code. */
+    tokenLines: new RateLimiter(),
     /**
      * All connections, by transport socket. The map's order determines which one is closed at the limit: the first one
      * without `token` has gone longest without a valid token.
@@ -1300,11 +1307,11 @@ function applySettings(core: Core, settings: Settings) {
 function warningsOf(rules: Rules, { listen }: AtStart, nowMs: number) {
   const { anonymous, all, warnings } = rules;
   const others = listen.isLocal ? '' : ', from other machines too';
-  const open = `no tokens are configured: all requests are accepted without authentication${others}`;
+  const isOpen = `no tokens are configured: all requests are accepted without authentication${others}`;
   const ofTokens = (what: string, has: (token: Token) => boolean | undefined) =>
     all.filter(has).map(({ name }) => `the token "${name}" ${what}`);
   return [
-    ...(anonymous ? [open] : []),
+    ...(anonymous ? [isOpen] : []),
     ...warnings,
     ...ofTokens('has expired', ({ expires }) => expires <= nowMs),
     ...ofTokens(
@@ -1331,9 +1338,9 @@ function certificateWarnings({ certificate }: Rules, nowMs: number) {
 
 /** Joins words for a log line. Beyond the first twenty, gives only their number. */
 function joinFirst(words: readonly string[], separator: string) {
-  const rest = words.length - LOG_LIST_LIMIT;
+  const others = words.length - LOG_LIST_LIMIT;
   const shown = words.slice(0, LOG_LIST_LIMIT).join(separator);
-  return rest > 0 ? `${shown}${separator}and ${rest} more` : shown;
+  return others > 0 ? `${shown}${separator}and ${others} more` : shown;
 }
 
 /** Logs the rules that are now in force, as a warning if there is anything to warn about. */
@@ -1497,7 +1504,7 @@ class Exchange {
    */
   underway: { destroy(): unknown } | undefined;
   /** The last part of the response's body. `endResponse` writes it, so that a short response takes one write. */
-  rest: Uint8Array | string | undefined;
+  lastPart: Uint8Array | string | undefined;
   #resume: (() => void) | undefined;
 
   constructor(core: Core, connection: Connection, res: ServerResponse) {
@@ -1510,12 +1517,12 @@ class Exchange {
     this.client = clientAddress(res.req, core.rules.trustedProxies);
   }
 
-  /** Writes the head of the response. @param rest the body, if it is short. */
-  respond(status: number, headers: OutgoingHttpHeaders | string[], rest?: string, statusText?: string) {
+  /** Writes the head of the response. @param body if it is short. */
+  respond(status: number, headers: OutgoingHttpHeaders | string[], body?: string, statusText?: string) {
     this.res.shouldKeepAlive = this.connection.decideKeepAlive(this);
     this.status = status;
-    this.rest = rest;
-    if (rest !== undefined && this.req.method !== 'HEAD') this.bytesOut = Buffer.byteLength(rest);
+    this.lastPart = body;
+    if (body !== undefined && this.req.method !== 'HEAD') this.bytesOut = Buffer.byteLength(body);
     // Never undefined: after a text that writeHead refused, the text of the next call would be the same.
     this.res.writeHead(status, statusText ?? http.STATUS_CODES[status], headers);
     // writeHead undoes this if the client still expects "100 Continue".
@@ -1528,7 +1535,7 @@ class Exchange {
    * overdue.
    */
   leave() {
-    if (this.stage !== 'sent' || this.slot?.state !== 'held') return this.end(new Problem('client_left'));
+    if (this.stage !== 'sent' || this.slot?.state !== 'acquired') return this.end(new Problem('client_left'));
     this.hasLeft = true;
     this.heldBytes = 0;
   }
@@ -1636,7 +1643,7 @@ async function handle(exchange: Exchange, isUpgrade: boolean) {
     // The first 64 KiB of the body are checked before the backend is contacted; a larger body is checked further while
     // it streams. If the gateway makes a send from the body, that send is checked.
     exchange.isMadeSend = makesSends(token) && target.route === SEND_ROUTE;
-    const content = exchange.isMadeSend ? await readSend(exchange, body) : await body.open();
+    const content = exchange.isMadeSend ? await readSend(exchange, body) : await body.readChecked();
 
     // Only once: see `relay`. A made send is not a WebSocket.
     await relay(exchange, content, isUpgrade && !exchange.isMadeSend);
@@ -1729,47 +1736,53 @@ async function refuse(exchange: Exchange, thrown: unknown) {
  * an origin that is not on `cors`.
  */
 function logExchange(exchange: Exchange) {
-  const { core, req, requestId, client, credential, route, status, endedBy, bytesIn, bytesOut } = exchange;
-  const { code, reason: given, status: worst = status, details: { hint } = {} } = endedBy ?? {};
-  const origin = given === 'no_credential' ? unlistedOrigin(exchange) : undefined;
-  const reason = origin ? 'origin_not_listed' : given;
-  const token = exchange.token?.name;
-  const ms = Math.round(performance.now() - exchange.beganMs);
-  // A flood must not fill a small computer's disk. Health checks, preflights and metrics are logged at debug level. So
-  // are, beyond 30 a minute, the unauthenticated requests of an address, and the refusals of a token. These are counted
-  // per code, so that harmless ones cannot hide what a stolen token tries. No address contains a space, so the keys
-  // cannot collide.
-  const refusal = (worst < 500 || code === 'busy') && code && `token ${token} ${code}`;
-  const lineKey = token === undefined ? failureKey(client) : refusal;
-  const isHarmless = (token === undefined || exchange.target?.route === METRICS_ROUTE) && status < 400;
-  const isFlood = lineKey && !isHarmless && core.lineLimiter.take(lineKey, FAILURE_RATE, core.now()) > 0;
-  if (isFlood && token) warnRarely(core, 'further refusals of a token are logged at debug level', { token, code });
-  const level = isHarmless || isFlood ? 'debug' : levelOf(worst);
-  // At debug level, the line also has the reason why the connection is not kept.
-  const closing = core.atStart['log.level'] === 'debug' ? exchange.connection.closing : undefined;
-  core.log(level, 'request', {
+  const { core, req, requestId, client, token, credential, route, status, endedBy, bytesIn, bytesOut } = exchange;
+  const origin = endedBy?.reason === 'no_credential' ? unlistedOrigin(exchange) : undefined;
+  core.log(levelOf(exchange), 'request', {
     requestId,
     client,
     method: req.method,
     route,
-    token,
+    token: token?.name,
     form: credential?.form,
     status,
-    code,
-    reason,
-    hint,
+    code: endedBy?.code,
+    reason: origin ? 'origin_not_listed' : endedBy?.reason,
+    hint: endedBy?.details.hint,
     origin,
-    closing,
+    // Why the connection is not kept.
+    closing: core.atStart['log.level'] === 'debug' ? exchange.connection.closing : undefined,
     bytesIn,
     bytesOut,
-    ms,
+    ms: Math.round(performance.now() - exchange.beganMs),
   });
   core.metrics.countRequest(exchange);
 }
 
-function levelOf(status: number): Level {
-  if (status >= 500) return 'error';
-  return status >= 400 ? 'warn' : 'info';
+/**
+ * The level of a request's log line. The first row that applies decides:
+ *
+ *   debug   a health check, a preflight or metrics that succeeded
+ *   debug   more than 30 lines a minute of an address without a token, or of one code of refusals of a token: a flood
+ *           must not fill a small computer's disk, and harmless refusals cannot hide what a stolen token tries
+ *   error   a problem, or a response of the backend, with a status of 500 or more
+ *   warn    the same with a status of 400 or more
+ *   info    any other
+ */
+function levelOf({ core, client, token, target, endedBy, status }: Exchange): Level {
+  if (status < 400 && (token === undefined || target?.route === METRICS_ROUTE)) return 'debug';
+  const { code, status: worst = status } = endedBy ?? {}; // a response that had begun has its own status
+  // Any other problem from 500 on is a failure, of the backend or of the gateway.
+  const isRefusal = code !== undefined && (worst < 500 || code === 'busy');
+  const lines = token ? core.tokenLines : core.addressLines;
+  const key = token ? `${token.name} ${code}` : failureKey(client);
+  const isCounted = token === undefined || isRefusal;
+  if (isCounted && lines.take(key, FAILURE_RATE, core.now()) > 0) {
+    if (token) warnRarely(core, 'further refusals of a token are logged at debug level', { token: token.name, code });
+    return 'debug';
+  }
+  if (worst >= 500) return 'error';
+  return worst >= 400 ? 'warn' : 'info';
 }
 
 /**
@@ -1984,14 +1997,14 @@ function onlyOne(found: string[]) {
  * HTAB (RFC 9110 5.6.3): `\s` would also match A0, the last byte of "à" in UTF-8, and truncate a secret.
  */
 function parseAuthorization(value: string): Credential {
-  const [, scheme = '', rest = ''] = /^[ \t]*([^ \t]+)[ \t]*(.*[^ \t])?/s.exec(value)!;
+  const [, scheme = '', given = ''] = /^[ \t]*([^ \t]+)[ \t]*(.*[^ \t])?/s.exec(value)!;
   if (scheme.toLowerCase() === 'basic') {
     // The user name is fixed, so that it is not mistaken for the token's name.
-    return { form: 'basic', secret: /^api:(.*)$/s.exec(Buffer.from(rest, 'base64').toString())?.[1] };
+    return { form: 'basic', secret: /^api:(.*)$/s.exec(Buffer.from(given, 'base64').toString())?.[1] };
   }
   // node:http decodes headers as Latin-1; a secret is UTF-8.
   const isBearer = scheme.toLowerCase() === 'bearer';
-  return { form: 'bearer', secret: isBearer ? Buffer.from(rest, 'latin1').toString() : undefined };
+  return { form: 'bearer', secret: isBearer ? Buffer.from(given, 'latin1').toString() : undefined };
 }
 
 /**
@@ -2200,22 +2213,19 @@ function findGrant(token: Token, target: Target) {
   const { groups, patterns } = token.allow;
   const { segments, route } = target;
   // Only its own pattern opens a send by GET, because `GET *` is meant to allow reads. The same holds for the metrics.
-  if (target.isSendByGet) {
-    return makesSends(token) && groups.has('GET /v2/send') ? 'named' : undefined;
-  }
+  if (target.isSendByGet) return makesSends(token) && groups.has('GET /v2/send') ? 'named' : undefined;
   if (route === METRICS_ROUTE) return groups.has('metrics') || groups.has('GET /metrics') ? 'named' : undefined;
-  const matches = patterns.filter(({ method, parts }) =>
-    (method === '*' ? METHODS.includes(target.method) : method === target.method) &&
-    partsMatch(parts, segments) &&
-    // A parameter matches only a parameter: DELETE /v1/devices/:number/:deviceId must not open …/local-data.
-    parts.every((part, i) =>
-      !part.startsWith(':') || !(isLiteral(route?.parts[i] ?? part) || mistakeInParameter(part, segments[i]!))
-    )
-  );
+  // A parameter matches only a parameter: DELETE /v1/devices/:number/:deviceId must not open …/local-data.
+  const fits = (parameter: string, i: number) =>
+    !isLiteral(route?.parts[i] ?? parameter) && !mistakeInParameter(parameter, segments[i]!);
+  const matches = patterns.filter(({ method, parts }) => {
+    const isMethod = method === '*' ? METHODS.includes(target.method) : method === target.method;
+    return isMethod && partsMatch(parts, segments) && parts.every((part, i) => !part.startsWith(':') || fits(part, i));
+  });
   if (matches.some(({ parts }) => !/[*:]/.test(prefixOf(parts)))) return 'named';
   if (route && groups.has(route.group)) return 'covered';
-  // No wildcard opens setup.
-  return matches.length > 0 && !SETUP_PREFIXES.has(prefixOf(segments)) ? 'covered' : undefined;
+  if (SETUP_PREFIXES.has(prefixOf(segments))) return undefined; // no wildcard opens setup
+  return matches.length > 0 ? 'covered' : undefined;
 }
 
 /** A further sentence of a 405 for GET /v2/send. */
@@ -2317,7 +2327,7 @@ class Metrics {
   render({ startedMs, connections, running, upstream: { gate, isAwaited } }: Core) {
     const linesOf = (values: Map<string, number>) => Array.from(values, (pair) => pair.join(' ')).join('\n');
     const count = (test: (exchange: Exchange) => boolean) => running.filter(test).length;
-    const isAtGate = (exchange: Exchange) => exchange.upstream.gate.holds(exchange);
+    const isAtGate = (exchange: Exchange) => exchange.upstream.gate.isAwaitedBy(exchange);
     const buckets = SEND_BUCKETS.map((limit, i) =>
       `signal_gateway_send_seconds_bucket{le="${limit}"} ${this.#sends[i]}`
     );
@@ -2417,7 +2427,7 @@ class RequestBody {
    * Checks the head, and returns the body for the backend.
    * @throws {Problem} as readCredential and checkFields, and body_too_large.
    */
-  async open(): Promise<Content> {
+  async readChecked(): Promise<Content> {
     const { token, target } = this.#exchange;
     const { method, route } = target!;
     this.#checkLength(this.#declaredBytes);
@@ -3303,15 +3313,23 @@ interface Scope {
  * to case (Unicode simple folding), and takes the last of duplicate keys. So the scanner refuses, for a key that
  * matters, a duplicate, another spelling that folds to the key, and a value of the wrong type.
  *
- * These fields hold the state of the scan. `#state` is the method that reads the next byte. `#expected` is the method
- * that reads the next byte between values. `#scope` is the innermost open object or array, with the key that matters
+ * These fields hold the state of the scan. `#scope` is the innermost open object or array, with the key that matters
  * there. `#text` is the part read so far of a number, of a word, or of a string whose text is needed. In any other
- * string `#text` is undefined. A chunk may end at any byte; each state continues with the next chunk:
+ * string `#text` is undefined. `#state` is the method that reads the next byte. A chunk may end at any byte; each state
+ * continues with the next chunk:
  *
  *   #readStructure  one byte between values: white space, or a byte for `#expected`
  *   #readString     a run of plain bytes, and the special byte after them
  *   #readEscape     one byte after a backslash, until the escape is complete
  *   #readBare       a number or a word, up to the byte after it, which #readStructure reads
+ *
+ * `#expected` is the method that reads the next byte between values:
+ *
+ *   #readValue      at the beginning of the document, and after a colon
+ *   #readFirst      after an opening bracket or brace
+ *   #readMember     after a comma
+ *   #readColon      after a key
+ *   #readAfter      after a value, and after the document
  */
 class BodyScan {
   /** The top-level `auth`, once it was read completely. */
@@ -3335,17 +3353,19 @@ class BodyScan {
   #state = this.#readStructure; // returns where the next state begins
   #expected = this.#readValue; // reads the next byte that is not white space
   #scope: Scope = { outer: undefined, depth: 0, close: '', key: undefined };
+  #isEnded = false; // the closing brace of the document was read
+  #isKey = false; // the latest string is a key, not a value
   #text: string | undefined; // with its escapes, one character per byte
   #limitBytes = 0; // the length at which `#text` ends
-  #escape = ''; // the open escape, without its backslash
+  #escape = ''; // the incomplete escape, without its backslash
   #anyMember = false; // a member was passed on: the next one needs its comma
 
   #chunk!: Buffer;
   #offset = 0; // where in the document the chunk begins
-  #from = 0; // where in the chunk the bytes begin that were not yet passed on, held or cut
+  #from = 0; // where in the chunk the bytes begin that were not yet passed on, pending or cut
   readonly #out: Uint8Array[] = []; // passed on, but not yet taken by `takePassed`
-  #held: Uint8Array[] | undefined; // a member's comma, white space and key, until the key is known
-  #heldFrom = 0; // where in the document they begin
+  #pending: Uint8Array[] | undefined; // a member's comma, white space and key, until the key is known
+  #pendingFrom = 0; // where in the document they begin
   #utf8Tail: Buffer | undefined; // the beginning of a character that the next chunk completes
 
   /** The fields of a whole document. @throws {Problem} bad_json, bad_field. */
@@ -3388,7 +3408,7 @@ class BodyScan {
 
   /** Ends the document, and passes on its closing brace. @throws {Problem} bad_json if the document is not complete. */
   end() {
-    if (this.#scope.depth > 0 || this.#expected !== this.#readAfter) this.#fail(0, 'it ends too early');
+    if (!this.#isEnded) this.#fail(0, 'it ends too early');
     if (!this.#hasNumber) this.#fields.push({ key: 'number', value: undefined });
     this.#out.push(Buffer.from('}'));
   }
@@ -3412,36 +3432,36 @@ class BodyScan {
     this.#text = undefined;
   }
 
-  // Which bytes are passed on. The key of a member decides. So the bytes of a member are held, from the comma before it
-  // to the end of its key. There `#release` passes them on. If the key is `auth`, the bytes are held until the end of
-  // the value, where `#cut` drops them. So neither a byte of a credential nor the comma before it is passed on. In
-  // {"a":1,"auth":"x","b":2}, `,"auth":"x"` is held and cut, `,"b"` is held and released. If `auth` comes first, the
-  // comma after it is cut too. The output consists of parts of the chunks, and of spaces if `keepLength` is true.
+  // Which bytes are passed on. The key of a member decides. So the bytes of a member are pending, from the comma before
+  // it to the end of its key. There `#passPending` passes them on. If the key is `auth`, they are pending until the end
+  // of the value, where `#cut` drops them. So neither a byte of a credential nor the comma before it is passed on. In
+  // {"a":1,"auth":"x","b":2}, `,"auth":"x"` is cut, and `,"b"` is passed on. If `auth` comes first, the comma after it
+  // is cut too. The output consists of parts of the chunks, and of spaces if `keepLength` is true.
 
-  /** Passes on the bytes up to `end`, or adds them to the held ones. */
+  /** Passes on the bytes up to `end`, or adds them to the pending ones. */
   #pass(end: number) {
-    if (end > this.#from) gatherChunk(this.#held ?? this.#out, this.#chunk.subarray(this.#from, end));
+    if (end > this.#from) gatherChunk(this.#pending ?? this.#out, this.#chunk.subarray(this.#from, end));
     this.#from = end;
   }
 
-  #hold(start: number) {
+  #beginMember(start: number) {
     this.#pass(start);
-    this.#held = [];
-    this.#heldFrom = this.#offset + start;
+    this.#pending = [];
+    this.#pendingFrom = this.#offset + start;
   }
 
-  #release() {
-    this.#out.push(...this.#held ?? []);
-    this.#held = undefined;
+  #passPending() {
+    this.#out.push(...this.#pending ?? []);
+    this.#pending = undefined;
   }
 
   #cut(end: number) {
-    const length = this.#offset + end - this.#heldFrom;
+    const length = this.#offset + end - this.#pendingFrom;
     // The backend may already have the length, which must then stay true. White space is allowed wherever a member may
     // stand.
     if (this.keepLength) this.#out.push(Buffer.alloc(length, ' '));
     else this.cutBytes += length;
-    this.#held = undefined;
+    this.#pending = undefined;
     this.#from = end;
   }
 
@@ -3451,8 +3471,10 @@ class BodyScan {
   #readStructure(i: number) {
     const byte = this.#chunk[i]!;
     if (byte !== 0x20 && byte !== 0x0a && byte !== 0x0d && byte !== 0x09) this.#expected(i, String.fromCharCode(byte));
-    // Held bytes stay in memory. An unauthenticated client may occupy no more memory than a body's head takes.
-    else if (this.#held && this.#offset + i - this.#heldFrom >= HEAD_LIMIT_BYTES) this.#fail(i, 'too much white space');
+    // Pending bytes stay in memory. An unauthenticated client may occupy no more memory than a body's head takes.
+    else if (this.#pending && this.#offset + i - this.#pendingFrom >= HEAD_LIMIT_BYTES) {
+      this.#fail(i, 'too much white space');
+    }
     return i + 1;
   }
 
@@ -3462,14 +3484,14 @@ class BodyScan {
     if (depth === 0 && char !== '{') this.#fail(i, 'it must begin with "{"');
     const why = key && wrongType(key, close === ']', char);
     if (why) this.#refuse(why);
-    if (char === '"') return this.#openString(false);
-    if (char === '{' || char === '[') return this.#open(i, char);
+    if (char === '"') return this.#beginString(false);
+    if (char === '{' || char === '[') return this.#beginScope(i, char);
     this.#state = this.#readBare;
     this.#text = char;
   }
 
   /** Each open object or array has a scope in memory, so their number is limited. */
-  #open(i: number, char: string) {
+  #beginScope(i: number, char: string) {
     const outer = this.#scope;
     const depth = outer.depth + 1;
     if (depth > NESTING_LIMIT) this.#fail(i, `it is nested more than ${NESTING_LIMIT} levels deep`);
@@ -3479,7 +3501,7 @@ class BodyScan {
     this.#scope = { outer, depth, close: isArray ? ']' : '}', key: isArray ? outer.key : undefined };
     this.#expected = this.#readFirst;
     // Only a member of the outermost object may be cut.
-    if (depth === 1) this.#hold(i + 1);
+    if (depth === 1) this.#beginMember(i + 1);
   }
 
   /** The first member or element, or the end of an empty object or array. */
@@ -3493,7 +3515,7 @@ class BodyScan {
     if (char === this.#scope.close) this.#fail(i, `there may be no comma before "${char}"`);
     if (this.#scope.close === ']') return this.#readValue(i, char);
     if (char !== '"') this.#fail(i, 'expected a key in double quotes');
-    this.#openString(true);
+    this.#beginString(true);
   }
 
   #readColon(i: number, char: string) {
@@ -3508,21 +3530,22 @@ class BodyScan {
     if (char === ',') {
       this.#expected = this.#readMember;
       if (depth > 1) return;
-      this.#hold(i);
+      this.#beginMember(i);
       if (this.#anyMember) return;
       this.#cut(i + 1); // all members so far were cut, so this comma has none before it
-      return this.#hold(i + 1);
+      return this.#beginMember(i + 1);
     }
     if (char !== close) this.#fail(i, 'expected a comma, or the closing bracket or brace');
     this.#scope = outer!;
     this.#endValue(i + 1);
     if (depth > 1) return;
-    this.#release();
+    this.#passPending();
     this.#pass(i);
     this.#from = i + 1; // only `end` passes the closing brace on
+    this.#isEnded = true;
   }
 
-  /** Returns to the structure after a value. The value of a top-level `auth` is cut with the held bytes before it. */
+  /** Returns to the structure after a value. A top-level `auth` is cut: its value, and the pending bytes before it. */
   #endValue(end: number) {
     this.#state = this.#readStructure;
     this.#expected = this.#readAfter;
@@ -3545,9 +3568,9 @@ class BodyScan {
     return this.#scope.key !== undefined && KEY_ROLES[this.#scope.key] === 'attachment';
   }
 
-  #openString(isKey: boolean) {
+  #beginString(isKey: boolean) {
     this.#state = this.#readString;
-    this.#expected = isKey ? this.#readColon : this.#readAfter; // reads the byte after the string
+    this.#isKey = isKey;
     const { depth, outer, key } = this.#scope;
     if (isKey) {
       // A key can matter at the top level, and in an object whose own key matters.
@@ -3571,7 +3594,8 @@ class BodyScan {
     if (char === '"') {
       this.#state = this.#readStructure;
       if (this.#text !== undefined) this.#endText();
-      if (this.#expected === this.#readAfter) this.#endValue(end + 1); // the string was a value, not a key
+      if (this.#isKey) this.#expected = this.#readColon;
+      else this.#endValue(end + 1);
     } else if (char === '\\') this.#state = this.#readEscape;
     else if (char < ' ') this.#fail(end, 'a string contains a control character');
     // Any other special byte is a "," or ";" in an attachment: "data:image/png;filename=a.png;base64,iVBOR". Here the
@@ -3619,7 +3643,7 @@ class BodyScan {
     if (key === 'number') this.#hasNumber = true;
   }
 
-  /** Notes a key that matters. Passes on the held bytes, unless the key is `auth`. */
+  /** Notes a key that matters. Passes on the pending bytes, unless the key is `auth`. */
   #endKey(name: string) {
     // Go's encoding/json folds case like this: apart from capitals, only the long s and the Kelvin sign become ASCII
     // letters.
@@ -3633,7 +3657,7 @@ class BodyScan {
       this.#seen.add(key);
     }
     if (this.#scope.key === 'auth') return;
-    this.#release();
+    this.#passPending();
     this.#anyMember = true;
   }
 
@@ -3667,8 +3691,8 @@ function gatherChunk(chunks: Uint8Array[], chunk: Uint8Array) {
  */
 function wholeCharacters(bytes: Buffer) {
   const end = bytes.at(-1)! < 0x80 ? '' : bytes.subarray(-3).toString('latin1');
-  const at = end.search(/(?:[\xc0-\xff]|[\xe0-\xff][\x80-\xbf]|[\xf0-\xff][\x80-\xbf]{2})$/);
-  return at < 0 ? bytes : bytes.subarray(0, at - end.length);
+  const cut = end.search(/(?:[\xc0-\xff]|[\xe0-\xff][\x80-\xbf]|[\xf0-\xff][\x80-\xbf]{2})$/);
+  return cut < 0 ? bytes : bytes.subarray(0, cut - end.length);
 }
 
 /**
@@ -3678,12 +3702,12 @@ function wholeCharacters(bytes: Buffer) {
 function wrongType(key: BodyKey, inList: boolean, char: string) {
   const role = KEY_ROLES[key];
   if (role === 'schedule') return char === 'n' ? undefined : NEVER_LATER;
-  let [open, type] = ['"', 'a string in double quotes'];
-  if (role === 'object') [open, type] = ['{', 'an object'];
-  else if (key in LIST_KEYS) [open, type] = ['[', 'a list of strings in double quotes'];
+  let [first, type] = ['"', 'a string in double quotes'];
+  if (role === 'object') [first, type] = ['{', 'an object'];
+  else if (key in LIST_KEYS) [first, type] = ['[', 'a list of strings in double quotes'];
   // The votes of a poll are numbers. A number begins with a digit or "-", which come before ":" in ASCII. The other
   // bytes before ":" begin no value, and #readBare refuses them. Clients send `"base64_attachments": null` for none.
-  const isRight = inList ? char === '"' || (role === 'argument' && char < ':') : char === open || char === 'n';
+  const isRight = inList ? char === '"' || (role === 'argument' && char < ':') : char === first || char === 'n';
   return isRight ? undefined : `must be ${type}`;
 }
 
@@ -3698,12 +3722,12 @@ function findByte(chunk: Buffer, i: number, table: Uint8Array): number {
   // does not matter, and so the byte order of the processor does not.
   const pairs = new Uint16Array(chunk.buffer, chunk.byteOffset + i, (chunk.length - i) >> 1);
   const last = pairs.length - 4;
-  let at = 0;
+  let pair = 0;
   while (
-    at <= last &&
-    (table[pairs[at]!]! | table[pairs[at + 1]!]! | table[pairs[at + 2]!]! | table[pairs[at + 3]!]!) === 0
-  ) at += 4;
-  return findByte(chunk, i + 2 * at, table); // the byte or the end is at most eight bytes away
+    pair <= last &&
+    (table[pairs[pair]!]! | table[pairs[pair + 1]!]! | table[pairs[pair + 2]!]! | table[pairs[pair + 3]!]!) === 0
+  ) pair += 4;
+  return findByte(chunk, i + 2 * pair, table); // the byte or the end is at most eight bytes away
 }
 
 // #endregion
@@ -3973,7 +3997,7 @@ async function relayBody(exchange: Exchange, incoming: IncomingMessage, length: 
     exchange.bytesOut += chunk.length;
     collectSoon(chunk);
     // The last chunk is written with the end, so that no response looks complete too early.
-    if (exchange.bytesOut === length) exchange.rest = chunk;
+    if (exchange.bytesOut === length) exchange.lastPart = chunk;
     else await writeChunk(exchange, res, chunk, core.stallTimeoutMs, 'client_left');
   }
 }
@@ -4029,19 +4053,21 @@ class Upstream {
   readonly slots = new Slots();
   /** Whether `askBackend` waits for a first answer. */
   isAwaited = false;
-  /** When the last answer came, by performance.now(): to a request that needs a slot, and to any. */
-  readonly #lastMs = [-Infinity, -Infinity];
-  /** The index of the answer that is missing while the backend is silent, else -1. */
-  #missing = -1;
+  /** When the backend last answered any request, by performance.now(). */
+  #answeredMs = -Infinity;
+  /** When it last answered a request that needs a slot. */
+  #actedMs = -Infinity;
+  /** While the backend is silent: which answer ends that, to any request or to one that needs a slot. */
+  #missing: 'any' | 'slot' | undefined;
 
   /** Notes an answer to a request. */
   noteAnswer(exchange: Exchange) {
-    const kind = Number(!needsSlot(exchange));
-    this.#lastMs.fill(performance.now(), kind);
     this.isAwaited = false;
-    if (kind > this.#missing) return;
-    this.#missing = -1;
-    this.#log(exchange, 'the backend answers again');
+    this.#answeredMs = performance.now();
+    if (needsSlot(exchange)) this.#actedMs = this.#answeredMs;
+    else if (this.#missing === 'slot') return;
+    if (this.#missing) this.#log(exchange, 'the backend answers again');
+    this.#missing = undefined;
   }
 
   /**
@@ -4050,12 +4076,13 @@ class Upstream {
    */
   noteSilence(exchange: Exchange) {
     if (exchange.stage !== 'sent' || exchange.endedBy) return;
-    const kind = Number(!needsSlot(exchange));
-    const restMs = this.#lastMs[kind]! + exchange.core.slotTimeoutMs - performance.now();
+    const lastMs = needsSlot(exchange) ? this.#actedMs : this.#answeredMs;
+    const leftMs = lastMs + exchange.core.slotTimeoutMs - performance.now();
     // A timer may be 1 ms early.
-    if (restMs > 1) return void setTimeout(() => this.noteSilence(exchange), restMs).unref();
-    if (this.#missing < 0) this.#log(exchange, 'the backend has not answered for 30 s');
-    if (this.#missing !== 0) this.#missing = kind;
+    if (leftMs > 1) return void setTimeout(() => this.noteSilence(exchange), leftMs).unref();
+    if (!this.#missing) this.#log(exchange, 'the backend has not answered for 30 s');
+    if (needsSlot(exchange)) this.#missing = 'slot';
+    this.#missing ??= 'any';
   }
 
   #log({ core, rules }: Exchange, message: string) {
@@ -4090,7 +4117,7 @@ class Gate {
   }
 
   /** Whether a request waits until the gate opens. */
-  holds(exchange: Exchange) {
+  isAwaitedBy(exchange: Exchange) {
     return this.#waiting.includes(exchange);
   }
 
@@ -4170,30 +4197,27 @@ class Gate {
   }
 }
 
-/** The requests of one token that wait for a slot, in the order in which they were ready. */
-interface Line {
-  waiting: Exchange[];
-  /** The number of the token's latest slot, counting the slots of all tokens. */
-  lastSlot: number;
-}
-
 /**
- * A slot that a request holds. It is overdue after `slotTimeoutMs`, and then `lent`, as soon as fewer than
- * `backend.parallel` slots are: another request may act at the same time as the one that holds it.
+ * A slot that a request has acquired. It is overdue after `slotTimeoutMs`, and then `lent`, as soon as fewer than
+ * `backend.parallel` slots are: another request may act at the same time as the one that has acquired it.
  */
 interface Slot {
-  state: 'held' | 'overdue' | 'lent';
-  readonly line: Line;
+  state: 'acquired' | 'overdue' | 'lent';
+  /** The name of the request's token. */
+  readonly token: string;
   readonly timer: NodeJS.Timeout;
 }
 
 /**
- * The slots of a backend. At most `backend.parallel` slots are not lent, and at most as many are. So a backend that
+ * The slots of a backend. At most `backend.parallel` slots are in use, plus as many that are lent. So a backend that
  * hangs has at most twice `backend.parallel` requests, and other requests still get through.
  */
 class Slots {
-  readonly #lines = new Map<string, Line>();
-  readonly #slots: Slot[] = []; // that requests hold, the oldest first: all counts are made from this list
+  /** The requests that wait for a slot, by their token's name, in the order in which they were ready. */
+  readonly #queues = new Map<string, Exchange[]>();
+  /** By a token's name, the number of its latest slot, counting the slots of all tokens. */
+  readonly #latest = new Map<string, number>();
+  readonly #slots: Slot[] = []; // that requests have acquired, the oldest first: all counts are made from this list
   #given = 0;
 
   /** Waits until the request has a slot, if it needs one. @throws {Problem} busy, and what else ended the exchange. */
@@ -4201,21 +4225,26 @@ class Slots {
     const { core } = exchange;
     if (exchange.slot || !needsSlot(exchange) || core.rules['backend.parallel'] === Infinity) return;
     const { name } = exchange.token!;
-    const line = this.#lines.get(name) ?? { waiting: [], lastSlot: 0 };
-    this.#lines.set(name, line);
-    const { waiting } = line;
-    waiting.splice(waiting.findLastIndex(({ readyMs }) => readyMs <= exchange.readyMs) + 1, 0, exchange);
+    const queue = this.#queues.get(name) ?? [];
+    queue.splice(queue.findLastIndex(({ readyMs }) => readyMs <= exchange.readyMs) + 1, 0, exchange);
+    this.#setQueue(name, queue);
     this.serve(core);
     if (exchange.slot) return;
     try {
       exchange.slotWaitMs -= await exchange.standBy(() => exchange.slot !== undefined, exchange.slotWaitMs, 'busy');
     } finally {
-      // `serve` has taken it off the line if it has its slot.
-      if (!exchange.slot) line.waiting = line.waiting.filter((other) => other !== exchange);
+      // `serve` has taken it off its queue if it has its slot.
+      if (!exchange.slot) this.#setQueue(name, this.#queues.get(name)!.filter((other) => other !== exchange));
     }
   }
 
-  /** Releases the slot, if the request holds one. A free slot goes to the next request at once. */
+  /** Only queues in which a request waits are kept, because `#next` looks at each of them. */
+  #setQueue(token: string, queue: Exchange[]) {
+    if (queue.length > 0) this.#queues.set(token, queue);
+    else this.#queues.delete(token);
+  }
+
+  /** Releases the slot, if the request has one. A free slot goes to the next request at once. */
   release(exchange: Exchange) {
     const { slot } = exchange;
     if (slot === undefined) return;
@@ -4227,34 +4256,37 @@ class Slots {
 
   /** Lends overdue slots, and gives free slots to waiting requests. */
   serve(core: Core) {
-    const overdue = this.#slots.filter(({ state }) => state !== 'held');
+    const overdue = this.#slots.filter(({ state }) => state !== 'acquired');
     for (const slot of overdue.slice(0, core.rules['backend.parallel'])) slot.state = 'lent';
-    for (let line = this.#next(core.rules); line; line = this.#next(core.rules)) {
-      const exchange = line.waiting.shift()!;
+    for (let token = this.#next(core.rules); token; token = this.#next(core.rules)) {
+      const queue = this.#queues.get(token)!;
+      const exchange = queue.shift()!;
+      this.#setQueue(token, queue);
       const timer = setTimeout(() => this.#expire(exchange), core.slotTimeoutMs);
-      exchange.slot = { state: 'held', line, timer };
+      exchange.slot = { state: 'acquired', token, timer };
       this.#slots.push(exchange.slot);
-      line.lastSlot = ++this.#given;
+      this.#latest.set(token, ++this.#given);
       exchange.wake();
     }
   }
 
   /**
-   * The line that gets a free slot: that of the token whose latest slot is the longest ago. If there are several
-   * tokens, one whose requests hang leaves a slot to the others, even of the lent ones. If there is a single slot, such
-   * a token holds only one in total.
+   * The token that gets a free slot: of those that wait, the one whose latest slot is the longest ago. If there are
+   * several tokens, one whose requests hang leaves a slot to the others, even of the lent ones. If there is a single
+   * slot, such a token has only one in total.
    */
   #next({ tokens, 'backend.parallel': parallel }: Rules) {
-    const unlent = this.#slots.filter(({ state }) => state !== 'lent');
-    if (unlent.length >= parallel) return undefined;
-    let next: Line | undefined;
-    for (const line of this.#lines.values()) {
-      if (line.waiting.length === 0) continue;
-      const isOwn = (slot: Slot) => slot.line === line;
-      const isFull = unlent.filter(isOwn).length >= Math.max(1, parallel - 1) ||
+    const inUse = this.#slots.filter(({ state }) => state !== 'lent');
+    if (inUse.length >= parallel) return undefined;
+    let next: string | undefined;
+    let oldest = Infinity;
+    for (const token of this.#queues.keys()) {
+      const isOwn = (slot: Slot) => slot.token === token;
+      const isFull = inUse.filter(isOwn).length >= Math.max(1, parallel - 1) ||
         this.#slots.filter(isOwn).length >= 2 * parallel - 1;
       if (isFull && tokens.size > 1) continue;
-      if (next === undefined || line.lastSlot < next.lastSlot) next = line;
+      const latest = this.#latest.get(token) ?? 0;
+      if (latest < oldest) [next, oldest] = [token, latest];
     }
     return next;
   }
@@ -4594,17 +4626,17 @@ function hasBody({ headers }: IncomingMessage) {
  * connection that is closed with unread bytes is reset, and the reset can overtake the response. node:http would
  * destroy the connection. The client must then read the rest of the response within `stallTimeoutMs`.
  */
-async function endResponse({ core, req, res, rest, stage, token, rules, bytesIn }: Exchange) {
+async function endResponse({ core, req, res, lastPart, stage, token, rules, bytesIn }: Exchange) {
   if (stage === 'tunnel') return;
   req.removeAllListeners('readable');
   if (hasBody(req) && !req.complete && !res.destroyed) {
     res.flushHeaders(); // of a response without a body too
-    if (rest !== undefined) res.write(rest);
+    if (lastPart !== undefined) res.write(lastPart);
     await dropRest(core, req, (token ? rules['limits.body'] : HEAD_LIMIT_BYTES) - bytesIn);
     res.end();
   } else {
     req.resume(); // on Bun, an unread body would keep the connection from its next request
-    res.end(rest);
+    res.end(lastPart);
   }
   // The time-out of an idle connection restarts with each byte that the client sends.
   if (req.socket.writableLength === 0) return;
@@ -5037,9 +5069,6 @@ function makeRules(settings: Settings) {
     cors: settings.cors ?? new Set<string>(),
     /** The gateway's own certificate. */
     certificate: cert === undefined ? undefined : new X509Certificate(pemParts(cert, 'CERTIFICATE')[0]!),
-    // For these two, 0 means no limit; for `backend.wait`, it means no wait.
-    'backend.timeout': settings['backend.timeout'] || Infinity,
-    'backend.parallel': settings['backend.parallel'] || Infinity,
   } as const;
 }
 
@@ -5222,6 +5251,11 @@ function parseDuration(text: string) {
 /** Makes a reader of durations, in milliseconds. @param example for the message. */
 function duration(example: string) {
   return scalarOf(`a duration such as ${example}`, parseDuration);
+}
+
+/** Makes a reader return Infinity for 0, which means no limit. For `backend.wait`, it means no wait. */
+function zeroAsNoLimit(read: Reader<number>) {
+  return (value: unknown) => read(value) || Infinity;
 }
 
 /** The units of sizes. Each is 1024 times the one before it. */
