@@ -572,7 +572,7 @@ const PROBLEMS = {
   sender_not_allowed: [403, 'This token may not send from, or read, that account.'],
   recipient_not_allowed: [403, 'This token may not send to one of these recipients.'],
   client_not_allowed: [403, 'Requests from this address are not accepted.'],
-  cross_site: [403, 'Any page could send this: use curl, bearer or the path form, or add its origin to CORS_ORIGINS.'],
+  cross_site: [403, "From a browser, use a bearer token or the path form, or add the page's origin to CORS_ORIGINS."],
   unknown_endpoint: [404, 'There is no such endpoint; to send a message, POST to /v2/send.'],
   method_not_allowed: [405, 'This endpoint does not accept this method.'],
   request_timeout: [408, 'The request took too long to arrive.'],
@@ -722,20 +722,19 @@ type Route = (typeof ROUTES)[number];
 const METHODS = ['GET', 'POST', 'PUT', 'PATCH', 'DELETE'];
 
 /**
- * What the row of a route can declare. The default is the stricter assumption: without a word, a route acts, may change
+ * What the row of a route can declare. The default is the stricter assumption: without a word, a route may change
  * who is in a group, has persons as recipients, accepts no body beyond its head, needs a slot, and shows the data of
  * all accounts unless its path names one. The same holds for a path without a row, except where a comment says so.
  *
  *   body          the backend refuses the request without a JSON body, and a large one streams
  *   any-body      there may be a body of any kind, and a large one streams
- *   reads         a GET that does not act, so a browser may send it for a typed address: see `refusalOfOrigin`
  *   same-members  adds no one to a group, so a token with `recipients` may use it
  *   to-groups     its recipients may be groups
  *   no-account    shows nothing of an account, or has it in the body, so a token with `senders` may use it
  *   no-slot       does not queue: a health check must not wait, and a poll would hold a slot for a long time
  *   waits         waits for a backend that is down; Home Assistant's library asks /v1/about before each send
  */
-type Fact = 'body' | 'any-body' | 'reads' | 'same-members' | 'to-groups' | 'no-account' | 'no-slot' | 'waits';
+type Fact = 'body' | 'any-body' | 'same-members' | 'to-groups' | 'no-account' | 'no-slot' | 'waits';
 
 /**
  * Every route of the backend, by group: its methods, its template and its facts. The first match wins, so a literal
@@ -744,8 +743,8 @@ type Fact = 'body' | 'any-body' | 'reads' | 'same-members' | 'to-groups' | 'no-a
 const ROUTES = Object.entries({
   // The backend answers both without signal-cli.
   info: [
-    'GET /v1/about                                         reads no-slot no-account waits',
-    'GET /v1/health                                        reads no-slot no-account',
+    'GET /v1/about                                         no-slot no-account waits',
+    'GET /v1/health                                        no-slot no-account',
   ],
   // With /v1/send, signal-cli would read the digits in a group's id as a number.
   send: [
@@ -763,19 +762,19 @@ const ROUTES = Object.entries({
     'DELETE /v1/remote-delete/:number                      body to-groups same-members',
     'POST,DELETE /v1/polls/:number                         body to-groups same-members',
     'POST /v1/polls/:number/vote                           body to-groups same-members',
-    'GET /v1/attachments                                   reads', // those of all accounts, as the next two
-    'GET /v1/attachments/:attachment                       reads',
+    'GET /v1/attachments', // those of all accounts, as the next two
+    'GET /v1/attachments/:attachment',
     'DELETE /v1/attachments/:attachment                    same-members',
-    'GET /v1/sticker-packs/:number                         reads',
+    'GET /v1/sticker-packs/:number',
     'POST /v1/sticker-packs/:number                        body same-members',
-    'GET /v1/search                                        reads',
-    'GET /v1/search/:number                                reads',
-    'GET /v1/groups/:number                                reads',
+    'GET /v1/search',
+    'GET /v1/search/:number',
+    'GET /v1/groups/:number',
     'POST /v1/groups/:number                               body',
-    'GET /v1/groups/:number/:groupid                       reads',
+    'GET /v1/groups/:number/:groupid',
     'DELETE /v1/groups/:number/:groupid                    same-members', // quits the group
     'PUT /v1/groups/:number/:groupid                       body', // can create a link by which anyone can join
-    'GET /v1/groups/:number/:groupid/avatar                reads',
+    'GET /v1/groups/:number/:groupid/avatar',
     'POST /v1/groups/:number/:groupid/block                same-members',
     'POST /v1/groups/:number/:groupid/join                 same-members',
     'POST /v1/groups/:number/:groupid/quit                 same-members',
@@ -784,8 +783,7 @@ const ROUTES = Object.entries({
     'POST,DELETE /v1/groups/:number/:groupid/pin-message   body same-members',
   ],
   // These can take over the account or read its contacts. Some link a phone, trust another key (identities), rename the
-  // sender (profiles, contacts), or run what the owner has installed (plugins). None is marked `reads`, because no page
-  // of another site needs one.
+  // sender (profiles, contacts), or run what the owner has installed (plugins).
   setup: [
     'GET /v1/configuration',
     'POST /v1/configuration                                body same-members',
@@ -819,7 +817,7 @@ const ROUTES = Object.entries({
     'GET /swagger/*',
   ],
   metrics: [
-    'GET /metrics                                          reads no-slot', // the gateway's own, never relayed
+    'GET /metrics                                          no-slot', // the gateway's own, never relayed
   ],
 }).flatMap(([group, rows]) =>
   rows.flatMap((row) => {
@@ -2083,70 +2081,56 @@ function respondToPreflight(exchange: Exchange) {
   return true;
 }
 
-/** Prefixes below which a GET of an unknown path acts: it could send, remove messages, or be setup. */
-const ACTING_PREFIXES = new Set([...SETUP_PREFIXES, 'v2/send', 'v1/receive']);
+/**
+ * Refuses what a page of another site may have a browser send. A page's player is refused with every form.
+ *
+ * Attack: a playlist that a stranger sent as an attachment contains the URL of a GET that acts. If a page plays the
+ * playlist using the path form, Chromium fetches that URL with the token. Media elements always send Range, and only
+ * the files that they play need it.
+ */
+function refusalOfOrigin(rules: Rules, exchange: Exchange) {
+  // First: without the token, a page must get the same response whatever the path.
+  const refusal = refusalOfBrowser(rules, exchange);
+  if (refusal) return refusal;
+  if (exchange.req.headers.range === undefined || isStrangersFile(exchange.target!)) return undefined;
+  return withDetail(
+    'cross_site',
+    'Only attachments and avatars can be requested with a Range header, as media players send.',
+    'range',
+  );
+}
 
 /**
- * Refuses cross-site requests that carry only what a browser adds automatically: a Basic password or, without tokens,
- * the fact of running on this machine. A page can send the other credential forms only if it knows the token.
+ * Refuses a browser if it adds automatically all that a request needs: a Basic password or, without tokens, nothing but
+ * running on this machine. A page can send the other credential forms only if it knows the token.
+ *
+ * The browser's own pages are no exception: any page can have an address prefetched, or redirect a typed one, which
+ * looks like a person. A page of the gateway's own could be an attachment.
  */
-function refusalOfOrigin(rules: Rules, { req, target, credential }: Exchange) {
+function refusalOfBrowser({ anonymous, cors, trustedProxies }: Rules, { req, credential }: Exchange) {
   const { headers } = req;
-  const { route, segments } = target!;
-  const acts = route ? !says(route, 'reads') : ACTING_PREFIXES.has(prefixOf(segments));
-  const isActing = req.method === 'GET' && acts;
-  // Attack: a playlist that a stranger sent as an attachment contains the URL of such a GET. If a page plays the
-  // playlist using the path form, Chromium fetches that URL with the token. Media elements always send Range, and
-  // nothing else needs it here. So this refusal comes first and applies to every form.
-  if (isActing && headers.range !== undefined) {
-    return withDetail(
-      'cross_site',
-      'A GET that sends, receives or sets up an account must not have a Range header, as media players send.',
-      'range',
-    );
-  }
-  if (!rules.anonymous && credential?.form !== 'basic') return undefined;
-  const isProxied = isTrustedProxy(req, rules.trustedProxies);
-  const host = String((isProxied && headers['x-forwarded-host']) || (headers.host ?? ''));
-  if (rules.anonymous && !isProxied && !isLocalName(host, rules.cors)) {
+  if (!anonymous && credential?.form !== 'basic') return undefined;
+  // Attack: in Firefox and Safari, a script of a rebound name can choose its User-Agent.
+  if (anonymous && !isTrustedProxy(req, trustedProxies) && !isLocalName(headers.host ?? '', cors)) {
     return withDetail(
       'cross_site',
       'Without tokens, connect to the gateway by an IP address or a local name, not a public DNS name.',
       'public_host',
     );
   }
-  if (rules.cors.has(headers.origin ?? '')) return undefined;
-  // Attack: a download does not navigate, which a page of another site can observe in its own frame or popup. So it
-  // would learn which attachments exist. Over plain http such a navigation is indistinguishable from a person's.
-  const isNavigation = 'upgrade-insecure-requests' in headers && headers['sec-fetch-site'] === undefined;
-  if (req.method === 'GET' && isNavigation && isStrangersFile(target!)) {
-    return withDetail(
-      'cross_site',
-      'Over plain http a browser cannot open an attachment or an avatar by its address: use https or curl.',
-      'navigation',
-    );
-  }
-  const site = siteOf(headers, host);
-  if (!isActing || !isFromBrowser(headers)) {
-    return site === 'same-origin' || site === 'none' ? undefined : new Problem('cross_site');
-  }
-  // A browser sends "none" if a person typed the address. Attack: it also sends "none" if another site redirects a
-  // typed address, and Chromium does if the speculation rules of any page request a prefetch. So a browser's GET that
-  // acts is refused. Except for a WebSocket, a browser sends no Origin with a GET to its own site, so there an Origin
-  // that equals Host proves nothing. No page can set Upgrade.
-  const proof = headers.upgrade === undefined ? headers['sec-fetch-site'] : site;
-  return proof === 'same-origin' ? undefined : new Problem('cross_site');
+  if (cors.has(headers.origin ?? '')) return undefined;
+  if (!anonymous && isOwnHandshake(headers)) return undefined;
+  return isFromBrowser(req) ? new Problem('cross_site') : undefined;
 }
 
 /**
- * The source of a request, in the terms of Sec-Fetch-Site. Without that header, Origin decides: Chromium does not send
- * Sec-Fetch-Site over plain http or with a WebSocket handshake. With a GET over plain http it sends no Origin either.
- * Programs send neither header, so they pass.
+ * Whether a program opens a WebSocket with the gateway's own address as the Origin, as Python's websocket-client does.
+ * A page of http://gateway can open wss://gateway, whose Host is the same, but it cannot remove the browser's
+ * User-Agent.
  */
-function siteOf({ origin, 'sec-fetch-site': fetchSite }: IncomingHttpHeaders, host: string) {
-  if (fetchSite !== undefined) return fetchSite;
-  if (!origin) return 'none';
-  return origin.split('://')[1] === host ? 'same-origin' : 'cross-site';
+function isOwnHandshake({ upgrade, origin, host, ...others }: IncomingHttpHeaders) {
+  if (upgrade === undefined || !origin?.endsWith(`://${host}`)) return false;
+  return others['sec-fetch-site'] === undefined && !others['user-agent']?.startsWith('Mozilla/');
 }
 
 /**
@@ -4473,7 +4457,7 @@ function problemResponse(problem: Problem, requestId: string, req?: IncomingMess
   const body = `${JSON.stringify({ error: message, code, requestId })}\n`;
   // Some clients (wget, Jetty) send a credential only after a challenge. A browser is not offered Basic: it would ask
   // for a password, remember it, and add it to the requests of any page.
-  const challenges = req && mayAskForPassword(req) ? ['Bearer'] : ['Basic realm="signal"', 'Bearer'];
+  const challenges = req && isFromBrowser(req) ? ['Bearer'] : ['Basic realm="signal"', 'Bearer'];
   const headers: OutgoingHttpHeaders = {
     'Content-Type': 'application/json',
     'Content-Length': Buffer.byteLength(body),
@@ -4491,20 +4475,14 @@ function problemResponse(problem: Problem, requestId: string, req?: IncomingMess
  * The gateway's own headers of a response. With them, a page of an origin on `cors` can read the response. There is no
  * Access-Control-Allow-Credentials, because a page must hold its own token: a password that the browser remembers is
  * not the page's. Two Origin headers arrive as one value that equals no origin.
- *
- * A page of another site could load the response as a picture or in a frame, and learn its size and whether something
- * exists. Two headers prevent that if a browser adds the credential automatically, or none is needed.
  */
-function ownHeaders({ req, rules, credential, requestId }: Exchange) {
+function ownHeaders({ req, rules, requestId }: Exchange) {
   const own: Record<string, string> = { 'X-Request-Id': requestId };
   const { origin = '' } = req.headers;
   if (rules.cors.has(origin)) {
     own['Access-Control-Allow-Origin'] = origin;
     own['Access-Control-Expose-Headers'] = 'Retry-After, X-Request-Id';
     own['Vary'] = 'Origin';
-  } else if (rules.anonymous || credential?.form === 'basic') {
-    own['Cross-Origin-Resource-Policy'] = 'same-origin';
-    own['X-Frame-Options'] = 'SAMEORIGIN';
   }
   return own;
 }
@@ -4582,20 +4560,13 @@ function headerValues(fields: readonly string[], name: string) {
 }
 
 /**
- * Whether a browser sent a request. One without Sec-Fetch-Site, over plain http, is recognised by its User-Agent, which
- * no page can remove. Node's fetch sends Sec-Fetch-Mode too, but is not a browser.
+ * Whether a browser sent a request. No page can remove these headers. Over plain http a browser's GET has neither
+ * Sec-Fetch-Site nor Origin, so its User-Agent decides; PowerShell's begins with "Mozilla/" too, but in a POST a
+ * browser sends Origin.
  */
-function isFromBrowser(headers: IncomingHttpHeaders) {
-  return 'sec-fetch-site' in headers || headers['user-agent']?.startsWith('Mozilla/');
-}
-
-/**
- * Whether a client may show a dialog for a password. A program that is mistaken for a browser only loses a challenge.
- * Browsers send Upgrade-Insecure-Requests when they open a page, and Sec-Fetch-Mode over https and on localhost.
- */
-function mayAskForPassword({ headers }: IncomingMessage) {
-  return 'sec-fetch-mode' in headers || 'upgrade-insecure-requests' in headers ||
-    headers['user-agent']?.startsWith('Mozilla/');
+function isFromBrowser({ method, headers }: IncomingMessage) {
+  if ('sec-fetch-site' in headers || 'origin' in headers || 'upgrade-insecure-requests' in headers) return true;
+  return (method === 'GET' || method === 'HEAD') && headers['user-agent']?.startsWith('Mozilla/');
 }
 
 /**
