@@ -3208,6 +3208,10 @@ const WHOLE = [RECEIVE, '/v2/send?message=x', '/v1/qrcodelink?device_name=x', '/
     `/v1/groups/${FROM}/${GROUP}`,
     '/v3/x',
     '/v1/devices/x/y/z',
+    // a path without a row, whatever its last segment
+    '/v3/avatar',
+    '/v1/devices/x/y/avatar',
+    '/v1/attachments/a/b',
     '/no/such/thing',
   );
 table('attack: have a media element fetch anything else than a file; with Range it is refused in every form', {
@@ -3244,7 +3248,7 @@ const PUBLIC_HOSTS = `evil.example evil.example:8880 EVIL.example. localhost.evi
 const LOCAL_HOSTS = `127.0.0.1:8880 192.168.1.7 [::1]:8880 [fd00::7] localhost:8880 LOCALHOST pi pi.local:8880 PI.Local
   pi.lan pi.home pi.fritz.home pi.localdomain pi.intranet pi.internal host.docker.internal:8880 pi.home.arpa pi.test
   app.localhost:8880 dash.example DASH.example:8880`.split(/\s+/);
-test('attack: point a public name at the gateway (DNS rebinding); without tokens only a local name, one on cors or none is served; with tokens any is', async (t) => {
+test('attack: point a public name at the gateway (DNS rebinding); without tokens only a local name, one on cors or none is served; with tokens, or behind a trusted proxy, any is', async (t) => {
   const both = await startBoth(t, OPEN);
   const { backend, gateway } = both;
   for (const host of PUBLIC_HOSTS) {
@@ -3261,8 +3265,13 @@ test('attack: point a public name at the gateway (DNS rebinding); without tokens
   assert.equal(statusOf(await raw(gateway, 'GET /v1/about HTTP/1.0\r\n\r\n')), 200);
   assert.equal(backend.seen.length, LOCAL_HOSTS.length + 1);
   const kept = await startGateway(t, backend);
+  // A proxy answers for the name under which it is reached.
+  const proxied = await startGateway(t, backend, { ...OPEN, trustedProxies: ['127.0.0.1'] });
   for (const host of PUBLIC_HOSTS) {
     assert.equal((await ask(kept, { headers: { ...fieldsIn('basic'), host } })).status, 200, host);
+    assert.equal((await ask(proxied, { headers: { host } })).status, 200, host);
+    const own = fieldsIn(`Host: ${host} | ${CHROME} | Origin: http://${host}`);
+    assert.equal((await ask(proxied, { headers: own })).json.code, 'cross_site', host);
   }
 });
 

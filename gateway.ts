@@ -2089,10 +2089,13 @@ function respondToPreflight(exchange: Exchange) {
  * the files that they play need it.
  */
 function refusalOfOrigin(rules: Rules, exchange: Exchange) {
+  const { req, target } = exchange;
   // First: without the token, a page must get the same response whatever the path.
   const refusal = refusalOfBrowser(rules, exchange);
   if (refusal) return refusal;
-  if (exchange.req.headers.range === undefined || isStrangersFile(exchange.target!)) return undefined;
+  if (req.headers.range === undefined) return undefined;
+  // A path without a row may act, whatever its last segment.
+  if (target!.route && isStrangersFile(target!)) return undefined;
   return withDetail(
     'cross_site',
     'Only attachments and avatars can be requested with a Range header, as media players send.',
