@@ -3911,6 +3911,13 @@ test('the metrics have the requests that wait for a slot and for the backend, le
   for (const answer of late) assert.equal((await answer).status, 201);
 });
 
+test('a WebSocket that waits for its handshake needs no slot, so the metrics do not count it as waiting for one', async (t) => {
+  const { backend, gateway } = await startReceiving(t, () => {}, tokens({ allow: ['receive'] }, SCRAPER));
+  wish(t, gateway);
+  await until(() => backend.seen.length === 1);
+  assert.equal((await scrape(gateway))['requests_waiting{for="slot"}'], 0);
+});
+
 test('a send is counted by the response of the backend, whether its client is still connected or not', async (t) => {
   const { backend, gateway } = await startHeld(t, 4, tokens({}, SCRAPER));
   const accepted = once(gateway.server, 'connection') as Promise<[net.Socket]>;
@@ -5062,7 +5069,7 @@ table(
   'text=Door code is 4711&recipients=%2B15550100003' ;; 'Door open&recipients=a.01' ;; 'x;recipients=a.01' ;; 'x=a b;recipients=a.01' ;; 'x\nrecipients=a'
   'Door 1&recipients[]=a.01' ;; 'Door 1&recipients[0]=a.01' ;; 'Door 1&recipients%5B%5D=a.01' ;; 'Door 1&recipients.0=a.01'
   'Door 1&@recipients=a.01' ;; 'Door 1&%40recipients=a.01' ;; 'Door 1&Recipients=a.01' ;; 'Door 1&recipient=a.01' ;; 'Door 1&amp;recipients=a'
-  'Door 1&recipients=' ;; 'Door 1&#38;recipients=a' ;; 'Door 1& recipients =a' ;; 'Door 1%0Arecipients=a' ;; 'Door 1&receipients=a'
+  'Door 1&recipients=' ;; 'Door 1&#38;recipients=a' ;; 'Door 1& recipients =a' ;; 'Door 1%0Arecipients=a' ;; 'Door 1%0arecipients=a' ;; 'Door 1&receipients=a'
   'recipients: +15550100003' ;; 'message: hi\nrecipients: ${GROUP}' ;; 'recipients:\n  - "+15550100003"' ;; 'x;"recipients": ["+15550100003"]'
   'x=a b&number=+15550100003' ;; 'x\nnumber=+15550100003' ;; 'number =+15550100003' ;; 'Door 1&to=%2B15550100003' ;; 'to=+15550100003&x=a b'
   # Encoded, without a name.
@@ -5088,7 +5095,7 @@ table(
   GET /v2/send?message=Tom%20&%20Jerry ;; GET /v2/send?message=AT&T
   'message=T%FCr' ;; 'message=%C3' ;; 'message=%C3%C3' ;; 'message=%ED%A0%80' ;; 'message=%C3ü' ;; 'x%FF=1&message=x'
   'message=x;recipients=+15550100003' ;; 'message=x\nrecipients=+15550100003' ;; 'message=x y;to=%2B15550100003'
-  'message=x%0Arecipients=%2B15550100003' ;; 'text_mode=normal;number=+15550100003&message=x' ;; 'message=x;recipients[]=a'
+  'message=x%0Arecipients=%2B15550100003' ;; 'message=x%0arecipients=%2B15550100003' ;; 'text_mode=normal;number=+15550100003&message=x' ;; 'message=x;recipients[]=a'
   'message={"message":"x","recipients":["+15550100003"]}' ;; 'message={"recipients":["+15550100003"]}' ;; 'message=x\nrecipients: +15550100003'
   'message=x&amp;recipients=%2B15550100003' ;; 'amp;recipients=%2B15550100003&message=x'
   GET /v2/send?message=x;recipients=%2B15550100003 ;; GET /v2/send?message=x%0Arecipients=%2B15550100003
@@ -8572,6 +8579,18 @@ test('a WebSocket without a handshake response ends with its client and the gate
   await until(() => backend.seen.length === 3);
   await gateway.close();
   for (const answer of [refusal, next]) assert.equal(outcomeOf(await answer), '503 shutting_down');
+});
+
+// Node reports a reset as an error of the socket, which crashes a process that does not listen for it.
+test('WebSocket: a client that resets its connection while its handshake waits does not crash the process', async (t) => {
+  const { backend, gateway } = await startReceiving(t, () => {});
+  for (let i = 1; i <= 8; i++) {
+    const { socket } = wish(t, gateway);
+    await until(() => backend.seen.length === i);
+    socket.resetAndDestroy();
+    await until(() => requests(gateway).length === i);
+    assert.equal(outcomeOf(requests(gateway).at(-1)!), '499 client_left');
+  }
 });
 
 // It was opened after the loop that closes them, and held up the gateway until the deadline.
