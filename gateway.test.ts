@@ -9606,6 +9606,8 @@ test('--demo: every printed curl line does what it claims, the token does not re
   // Request lines, which the demo does not show by default, let this test know what has happened.
   const { output, close, first, secret, ...to } = await startDemo(t, { env: { LOG_LEVEL: 'debug' } });
   assert.ok(first.length <= 80, first);
+  // Without a character that any shell would take for its own, cmd.exe and PowerShell included.
+  assert.match(first, /^curl -u api:[\w-]+ -d Hi 127\.0\.0\.1:\d+\/v2\/send$/);
   await until(() => output().includes('/v1/register'));
   const printed = output();
   assert.match(printed, /\ncurl .* by bearer[^]*# Account setup is refused/);
@@ -10157,7 +10159,7 @@ function askAsCurl(line: string): Promise<Answer> {
 async function startDemo(t: TestContext, how: How = {}) {
   const gateway = await startProcess(t, { args: ['--demo'], ...how });
   await until(() => /^curl .*'$/m.test(gateway.output()));
-  const [first, secret = ''] = /^curl -u api:([\w-]+) 127\.0\.0\.1:\d+.*$/m.exec(gateway.output())!;
+  const [first, secret = ''] = /^curl -u api:([\w-]+) .*$/m.exec(gateway.output())!;
   return Object.assign(gateway, { first, secret });
 }
 

@@ -5615,8 +5615,9 @@ function startDemoBackend() {
 }
 
 /**
- * Starts a stand-in backend, and a gateway with a new token. Returns a command for each way to send the token, the
- * shortest first. The log lines of requests would hide the messages, so only the level debug shows them.
+ * Starts a stand-in backend, and a gateway with a new token. Returns a command for each way to send the token. The
+ * first is the shortest, and has no quotes, which cmd.exe, PowerShell and sh read differently. The log lines of
+ * requests would hide the messages, so only the level debug shows them.
  */
 async function runDemo(listen: string, level: string | undefined) {
   const backend = startDemoBackend();
@@ -5637,7 +5638,7 @@ async function runDemo(listen: string, level: string | undefined) {
 A demo: the backend is a stand-in, and nothing reaches Signal.
 Paste this into another terminal; the message appears below. Ctrl-C stops it.
 
-curl -u api:${secret} ${url.replace('http://', '')}/v2/send -d '{"message":"Hi"}'
+curl -u api:${secret} -d Hi ${url.replace('http://', '')}/v2/send
 
 There are four more ways to send the token. A send can also name its account and recipients.
 
