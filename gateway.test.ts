@@ -5343,7 +5343,7 @@ table(
   'Backup done' ;; 'message=x' ;; ' ' ;; -- message = x
   # Not where that would not help.
   * bearer → 400 bad_json
-  '{"message"' → "it ends too early, at byte 10."," ;; 'x' | POST /v1/send → "it must begin with \"{\", at byte 0.","`;
+  '{"message"' → "it ends before the object is complete, at byte 10."," ;; 'x' | POST /v1/send → "it must begin with \"{\", at byte 0.","`;
 
 const NAMES = 'recipients recipient Recipients recipients[] @recipients recipents receipients'.split(' ');
 const FOREIGN_NAMES = 'to target targets destination group groups group_id chat_id numbers receivers To to[]'.split(
@@ -9043,7 +9043,7 @@ test('the messages for common mistakes have the correct spelling', (t) => {
   const port = 'the highest port is 65535';
   const noListen = 'is not host:port, :port or [::]:port';
   const quotes = 'leave out the quotes';
-  const groupId = 'this is not the "id" of a group; GET /v1/groups lists them';
+  const groupId = 'this is not the "id" of a group; GET /v1/groups/+NUMBER lists them';
   const API = `"API_TOKENS":"${SECRET}"`;
   checkProblems(t, dir)`
     env {${API},"TRUSTED_PROXIES":"X"} → TRUSTED_PROXIES[0]: "X" is not an address or a CIDR range; ${name} | for: caddy, localhost, a.example
@@ -9067,6 +9067,7 @@ test('the messages for common mistakes have the correct spelling', (t) => {
     @ {"recipients":["X"]} → tokens.test.recipients[0]: the value ${NO_RECIPIENT}; ${groupId} | for: ${INTERNAL_ID}, ${
     GROUP.slice(0, -1)
   }
+    @ {"recipients":["https://signal.group/#CjQKIA"]} → tokens.test.recipients[0]: the value ${NO_RECIPIENT}; an invite link does not name a group; write the "id" that GET /v1/groups/+NUMBER lists
     @ {"recipients":["Mum"]} → tokens.test.recipients[0]: "Mum" ${NO_RECIPIENT}`;
 });
 
@@ -9102,7 +9103,7 @@ test('every mistake in the environment is reported, none leaves the gateway open
     # Where a source of tokens could not be read, nobody is told to let everybody in.
     env {${open},"API_TOKENS_FILE":"DIR/none"} → API_TOKENS_FILE: DIR/none ${MISSING}
     load {"env":{${open}},"file":"DIR/none"} → configuration: DIR/none ${MISSING}
-    load {"env":{${open}},"file":"DIR/half"} → DIR/half: is not a JSON object: line 1, column 2: it ends too early
+    load {"env":{${open}},"file":"DIR/half"} → DIR/half: is not a JSON object: line 1, column 2: it ends before the object is complete
     load {"env":{${open}},"file":"DIR/typo"} → token: is not a setting; did you mean "tokens"?
     env {${open},"API_TOKEN":"${SECRET}"} → API_TOKEN: is not a setting; did you mean "API_TOKENS"?
     env {${open},"GATEWAY_CONF":"DIR/half"} → GATEWAY_CONF: is not a setting; did you mean "GATEWAY_CONFIG"?`;
@@ -9134,7 +9135,7 @@ test('a configuration file that is truncated, not an object, or has a key twice 
   for (let length = 0; length < whole.length; length++) {
     writeFileSync(file, whole.slice(0, length));
     const found = problemsOf(() => loadSettings({ file })).join('\n');
-    assert.match(found, /^.*: is not a JSON object: line \d+, column \d+: it ends too early$/);
+    assert.match(found, /^.*: is not a JSON object: line \d+, column \d+: it ends before the object is complete$/);
   }
 });
 
@@ -9142,7 +9143,7 @@ test('without tokens the gateway starts only if no other machine can connect, or
   const open = ':0, 0.0.0.0:0, [::]:0, 192.168.1.1:0, 127.example.com:0, [::ffff:127.0.0.1]:0';
   checkProblems(t)`
     {"listen":"X"} → | for: 127.0.0.1:0, 127.8.9.1:0, [::1]:0, localhost:0
-    {"listen":"X"} → tokens: none is configured, and other machines can connect to the address to listen on: set API_TOKENS, or AUTH_ANONYMOUS=true to accept all requests | for: ${open}
+    {"listen":"X"} → tokens: none is configured, but the gateway would listen for other machines: name a file (--config, GATEWAY_CONFIG) or set API_TOKENS; AUTH_ANONYMOUS=true would accept all requests | for: ${open}
     {"listen":"X","auth":{"anonymous":true}} → | for: ${open}
     {"listen":"X","tokens":{"a":{"secret":"${SECRET}"}}} → | for: ${open}`;
   const absent = { ...NO_TOKENS, allow: undefined, backend: undefined, limits: { body: undefined } } as object;
@@ -9455,6 +9456,17 @@ test('a secret that looks like a digest, and a template name of another program,
   assert.equal(linesOf(gateway, /^listening$/)[0]!.warning, told('a', isHex));
 });
 
+test('the address of a network without its length is a warning, because it is a single address', async (t) => {
+  const config = {
+    clients: ['192.168.1.0', '10.0.0.0/8', 'fd00::', '192.168.1.20', '::1'],
+    trustedProxies: ['172.18.0.0'],
+    tokens: { a: { secret: SECRET }, b: { secret: OTHER, clients: ['10.1.0.0', '10.2.0.0/16'] } },
+  };
+  const { stdout } = await cli(['--check', '--config', fileWith(t, config)]);
+  const warnings = [...stdout.matchAll(/^warning: "(\S+)" is a single address; a network has a length/gm)];
+  assert.deepEqual(warnings.map(([, entry]) => entry), ['172.18.0.0', '192.168.1.0', 'fd00::', '10.1.0.0']);
+});
+
 test('attack: admit every IPv4 address through an IPv6 range', async (t) => {
   const problem = 'contains every IPv4 address (0.0.0.0/0); write an IPv4 range as such, like 192.168.0.0/16';
   checkProblems(t)`
@@ -9579,10 +9591,10 @@ test('a certificate that is invalid, has no key, or has the key of another is a 
   const chain = `${first.cert}\n${second.cert}`;
   const cuts = [chain.slice(0, -40), chain.slice(0, first.cert.length + 9), chain.slice(0, -5)];
   for (const cert of ['hello', '', '\n', first.key, half(first.cert), ...cuts]) {
-    check(cert, first.key, 'tls: its "cert" is empty, cut, encrypted, or not in PEM');
+    check(cert, first.key, 'tls: its "cert" is empty, truncated or encrypted, or is not PEM');
   }
   for (const key of ['hello', '', chain, half(first.key)]) {
-    check(first.cert, key, 'tls: its "key" is empty, cut, encrypted, or not in PEM');
+    check(first.cert, key, 'tls: its "key" is empty, truncated or encrypted, or is not PEM');
   }
   for (const cert of [chain, first.cert]) {
     check(cert, second.key, 'tls: its "key" is not the key of the first certificate in "cert"');
@@ -9917,6 +9929,7 @@ test('bad usage and bad configuration exit with 2 and the reason on standard err
     --config → --config
     --listen '' → --listen: is set but empty
     --config '' ;; GATEWAY_CONFIG= → --config, or GATEWAY_CONFIG, is set but empty
+    gateway.json ;; ./my.json → unknown command or arguments; write --config FILE; see --help
     frobnicate ;; S → unknown command
     hash S ;; render ;; render hook S ;; token a b → unknown command or arguments
     token 'a b' → a name may have
@@ -9976,7 +9989,8 @@ test('--check describes what each token may do, and reveals nothing of its secre
     assert.match(line, /^ {4}(?=.{12} \S)[a-z ]+ /);
   }
   assert.deepEqual(joined.replace(/\n {4}/g, ' | ').replace(/(?<=[a-z]) {2,}/g, ' ').split('\n'), [
-    ...[`The configuration is valid. It was read from: the file ${file}.`, 'backend http://backend:1/p', 'tokens 6'],
+    `The configuration is valid. It was read from: the file ${file}.`,
+    ...['listen port 8880, for other machines too', 'backend http://backend:1/p', 'tokens 6'],
     'warning: the token "home" has expired',
     `  home | may call send, GET /v1/groups/:number | presented as path | sends from ${FROM} | sends to ${TO}, group.* | rate 30/1m | from 10.0.0.0/8 | expires 2020-01-01T23:59:59.999Z`,
     `  plain | may call send, info | presented as bearer, basic, body | sends from any account | sends to anyone | ${open} | expires never`,

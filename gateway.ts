@@ -312,7 +312,12 @@ const readNumber = textThat((text) => NUMBER.test(text), '"+" and 5 to 15 digits
  * docs/settings.md.
  */
 const SETTINGS = {
-  'backend.url': ['BACKEND_URL', readBackend, 'may have a path prefix and userinfo', 'http://127.0.0.1:8080'],
+  'backend.url': [
+    'BACKEND_URL',
+    readBackend,
+    'address of the backend; may have a path prefix and USER:PASSWORD@',
+    'http://127.0.0.1:8080',
+  ],
   'backend.timeout': [
     'BACKEND_TIMEOUT',
     zeroAsNoLimit(duration('150s')),
@@ -1305,11 +1310,13 @@ function applySettings(core: Core, settings: Settings) {
 function warningsOf(rules: Rules, { listen }: AtStart, nowMs: number) {
   const { anonymous, all, warnings } = rules;
   const others = listen.isLocal ? '' : ', from other machines too';
-  const isOpen = `no tokens are configured: all requests are accepted without authentication${others}`;
+  const openWarning = `no tokens are configured: all requests are accepted without authentication${others}`;
+  const lists = new Set([rules.trustedProxies, ...all.map(({ clients }) => clients)]);
+  const networks = [...lists].flatMap((list) => list?.written.filter((entry) => /(?:\.0|::)$/.test(entry)) ?? []);
   const ofTokens = (what: string, has: (token: Token) => boolean | undefined) =>
     all.filter(has).map(({ name }) => `the token "${name}" ${what}`);
   return [
-    ...(anonymous ? [isOpen] : []),
+    ...(anonymous ? [openWarning] : []),
     ...warnings,
     ...ofTokens('has expired', ({ expires }) => expires <= nowMs),
     ...ofTokens(
@@ -1320,6 +1327,7 @@ function warningsOf(rules: Rules, { listen }: AtStart, nowMs: number) {
       `has a template with {{@name}} or {{.NAME}}, which finds nothing; ${MIGRATING}`,
       ({ message }) => message?.hasForeignNames,
     ),
+    ...networks.map((entry) => `"${entry}" is a single address; a network has a length, such as 192.168.1.0/24`),
     ...certificateWarnings(rules, nowMs),
   ];
 }
@@ -3395,7 +3403,7 @@ class BodyScan {
 
   /** Ends the document, and passes on its closing brace. @throws {Problem} bad_json if the document is not complete. */
   end() {
-    if (!this.#isEnded) this.#fail(0, 'it ends too early');
+    if (!this.#isEnded) this.#fail(0, 'it ends before the object is complete');
     if (!this.#hasNumber) this.#fields.push({ key: 'number', value: undefined });
     this.#out.push(Buffer.from('}'));
   }
@@ -5014,8 +5022,9 @@ function readSettings(sources: Sources) {
     warnings.push(`${at} has the path of an endpoint; give only the part before it, such as ${EXAMPLE_URL}`);
   }
   if (isAllRead && !given.has('tokens') && settings.listen?.isLocal === false && !settings['auth.anonymous']) {
-    const hint = 'set API_TOKENS, or AUTH_ANONYMOUS=true to accept all requests';
-    sources.add('tokens', `none is configured, and other machines can connect to the address to listen on: ${hint}`);
+    const hint =
+      'name a file (--config, GATEWAY_CONFIG) or set API_TOKENS; AUTH_ANONYMOUS=true would accept all requests';
+    sources.add('tokens', `none is configured, but the gateway would listen for other machines: ${hint}`);
   }
   if (found.length === 0) sources.collect('tls', () => checkTls(settings));
   return sources.end(settings);
@@ -5104,11 +5113,16 @@ const ADVICE: Hints = [
   ],
   [/^\/.* is not one of send/, 'put the method before the path, or "*" for all methods'],
   [/ \/.*\/ is not one of send/, 'leave out the "/" at the end'],
-  [/^(?:group\.[^*]|[\w+/]{43}= is not a phone)/, 'this is not the "id" of a group; GET /v1/groups lists them'],
+  [/^(?:group\.[^*]|[\w+/]{43}= is not a phone)/, 'this is not the "id" of a group; GET /v1/groups/+NUMBER lists them'],
+  [
+    /^https:\/\/signal\.group\//,
+    'an invite link does not name a group; write the "id" that GET /v1/groups/+NUMBER lists',
+  ],
   [/^\+?[\d ()./-]+ is not (?:a phone|"\+")/, 'write "+", the country code and digits alone, in double quotes'],
   [/^Unknown option '(?:-p|--port)'/, 'write --listen HOST:PORT'],
   [/^Unknown option '-c'/, 'write --config FILE'],
   [/^(?:check|demo|help|version) is no command/, 'put "--" before it'],
+  [/\.json is no command/, 'write --config FILE'],
   [/EADDRINUSE$/, 'use another port with --listen HOST:PORT'],
   // UNTIL Deno has EADDRNOTAVAIL for an address of another machine: Deno 2.9 has EINVAL (test "a port that cannot be").
   [
@@ -5412,7 +5426,7 @@ function pemParts(text: string, kind: string) {
 function checkTls({ 'tls.cert': cert, 'tls.key': key }: AtStart) {
   if (cert === undefined && key === undefined) return;
   ensure(cert !== undefined && key !== undefined, 'needs both "cert" and "key"');
-  const broken = (name: string) => () => `its "${name}" is empty, cut, encrypted, or not in PEM`;
+  const broken = (name: string) => () => `its "${name}" is empty, truncated or encrypted, or is not PEM`;
   // One by one, because X509Certificate reads only the first of a chain.
   const [first] = attempt(() => pemParts(cert, 'CERTIFICATE').map((pem) => new X509Certificate(pem)), broken('cert'));
   const privateKey = attempt(() => createPrivateKey(pemParts(key, 'PRIVATE KEY')[0] ?? ''), broken('key'));
@@ -5818,9 +5832,11 @@ function hashSecret(line: string) {
 
 /** The output of `--check` for a good configuration. */
 function printCheck(settings: Settings) {
+  const { listen } = settings;
   const rules = makeRules(settings);
   return [
     `The configuration is valid. It was read from: ${settings.readFrom.join(', ') || 'nothing, only defaults apply'}.`,
+    `listen port ${listen.port}, ${listen.isLocal ? 'for this machine only' : 'for other machines too'}`,
     `backend ${settings['backend.url'].name}`,
     `tokens ${rules.tokens.size}`,
     ...warningsOf(rules, settings, Date.now()).map((warning) => `warning: ${warning}`),
