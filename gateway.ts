@@ -53,7 +53,7 @@ import { createSecureContext, type TLSSocket } from 'node:tls';
 import { fileURLToPath, urlToHttpOptions } from 'node:url';
 import { isDeepStrictEqual, parseArgs } from 'node:util';
 
-const VERSION = '3.0.0';
+const VERSION = '4.0.0';
 
 // #region PUBLIC TYPES
 
