@@ -9143,7 +9143,7 @@ test('without tokens the gateway starts only if no other machine can connect, or
   const open = ':0, 0.0.0.0:0, [::]:0, 192.168.1.1:0, 127.example.com:0, [::ffff:127.0.0.1]:0';
   checkProblems(t)`
     {"listen":"X"} → | for: 127.0.0.1:0, 127.8.9.1:0, [::1]:0, localhost:0
-    {"listen":"X"} → tokens: none is configured, but the gateway would listen for other machines: name a file (--config, GATEWAY_CONFIG) or set API_TOKENS; AUTH_ANONYMOUS=true would accept all requests | for: ${open}
+    {"listen":"X"} → tokens: none is configured, but the gateway would listen for other machines: name a file (--config, GATEWAY_CONFIG), or set API_TOKENS (the command "token" makes one); AUTH_ANONYMOUS=true would accept all requests | for: ${open}
     {"listen":"X","auth":{"anonymous":true}} → | for: ${open}
     {"listen":"X","tokens":{"a":{"secret":"${SECRET}"}}} → | for: ${open}`;
   const absent = { ...NO_TOKENS, allow: undefined, backend: undefined, limits: { body: undefined } } as object;

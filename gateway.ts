@@ -5023,7 +5023,7 @@ function readSettings(sources: Sources) {
   }
   if (isAllRead && !given.has('tokens') && settings.listen?.isLocal === false && !settings['auth.anonymous']) {
     const hint =
-      'name a file (--config, GATEWAY_CONFIG) or set API_TOKENS; AUTH_ANONYMOUS=true would accept all requests';
+      'name a file (--config, GATEWAY_CONFIG), or set API_TOKENS (the command "token" makes one); AUTH_ANONYMOUS=true would accept all requests';
     sources.add('tokens', `none is configured, but the gateway would listen for other machines: ${hint}`);
   }
   if (found.length === 0) sources.collect('tls', () => checkTls(settings));
