@@ -5022,9 +5022,9 @@ function readSettings(sources: Sources) {
     warnings.push(`${at} has the path of an endpoint; give only the part before it, such as ${EXAMPLE_URL}`);
   }
   if (isAllRead && !given.has('tokens') && settings.listen?.isLocal === false && !settings['auth.anonymous']) {
-    const hint =
-      'name a file (--config, GATEWAY_CONFIG), or set API_TOKENS (the command "token" makes one); AUTH_ANONYMOUS=true would accept all requests';
-    sources.add('tokens', `none is configured, but the gateway would listen for other machines: ${hint}`);
+    const where = 'name a file (--config, GATEWAY_CONFIG), or set API_TOKENS (the command "token" makes one)';
+    const advice = `${where}; AUTH_ANONYMOUS=true would accept all requests`;
+    sources.add('tokens', `none is configured, but the gateway would listen for other machines: ${advice}`);
   }
   if (found.length === 0) sources.collect('tls', () => checkTls(settings));
   return sources.end(settings);
