@@ -10896,6 +10896,11 @@ test('the tables of contents match the headings, and every link has a target', (
   for (const [name, page] of Object.entries(PAGES)) {
     for (const [link, file, anchor] of page.matchAll(/\]\((?!https?:)([^)#]*)(?:#([^)]*))?\)/g)) {
       if (file === 'LICENSE') continue;
+      // The releases, relative to the page's own address at GitHub (/OWNER/REPOSITORY/blob/BRANCH/…).
+      if (/^[./]+\/releases(?:\/latest)?$/.test(file!)) {
+        assert.equal(file!.split('../').length, 2 + name.split('/').length, `${name} ${link}`);
+        continue;
+      }
       const target = PAGES[file ? join(dirname(name), file) : name] ?? assert.fail(`${name} ${link}`);
       if (anchor) assert.ok(anchorsOf(target).includes(anchor), `${name} ${link}`);
     }
@@ -10914,7 +10919,7 @@ test('the tables of contents match the headings, and every link has a target', (
   assert.deepEqual(once.split(/\s+/).filter((anchor) => !anchors.includes(anchor)), []);
   assert.equal(new Set(anchors).size, anchors.length);
   const lines = README.split('\n').length;
-  assert.ok(lines <= 401, `${lines}: README.md is for a first try; the other questions have pages of their own`);
+  assert.ok(lines <= 425, `${lines}: README.md is for a first try; the other questions have pages of their own`);
 });
 
 /** Words that read as translated, and how often the pages may have them if a fact needs one. */
@@ -11248,24 +11253,88 @@ test('the numbers of gateway.ts that are not settings are in one section, and in
   assert.deepEqual(rows, found.map(({ limit, value }) => [inWords(value, limit), limit]));
 });
 
-test('the top level holds only the expected files, and the pages name this version', () => {
-  const expected = `CHANGELOG.md CONTRIBUTING.md LICENSE README.md SECURITY.md docs gateway.alone.test.ts
+test('the top level holds only the expected files', () => {
+  const expected = `CHANGELOG.md CONTRIBUTING.md Dockerfile LICENSE README.md SECURITY.md docs gateway.alone.test.ts
     gateway.bench.ts gateway.fuzz.ts gateway.test.ts gateway.ts package-lock.json package.json
     tsconfig.json`.split(/\s+/);
   // Following the pages creates the ignored files, so the tests must also pass with them.
-  const made = read('.gitignore').split('\n');
+  const made = read('.gitignore').split('\n').map((name) => name.replace('/', ''));
   const others = readdirSync(HERE).filter((name) => !/^\.|\.tgz$/.test(name) && ![...expected, ...made].includes(name));
   assert.deepEqual(others, []);
-  const { name, version, files } = PACKAGE;
-  assert.equal(JSON.parse(read('package-lock.json')).version, version);
-  assert.match(
-    PAGES['CHANGELOG.md']!,
-    new RegExp(`^[^#]*# Changelog[^#]*\n(?:## Next\n[^]*?\n)?## ${version}, \\d{4}-\\d\\d-\\d\\d\n`),
-  );
-  for (const word of [`./${name}-${version}.tgz`, `version: "${version}"`]) assert.ok(ALL_PAGES.includes(word), word);
+  const { files } = PACKAGE;
   // npm adds README.md, LICENSE and package.json automatically.
   const published = ['README.md', ...files.flatMap((file: string) => file === 'docs' ? Object.keys(PAGES) : [file])];
   assert.deepEqual(Object.keys(PAGES).filter((page) => !published.includes(page)), []);
+});
+
+test('gateway.ts, the package, its lock file, the changelog and the pages have one version', async () => {
+  const { name, version } = PACKAGE;
+  const lock = JSON.parse(read('package-lock.json'));
+  assert.deepEqual([lock.version, lock.packages[''].version], [version, version]);
+  assert.equal((await cli(['--version'])).stdout, `${version}\n`);
+  assert.match(PAGES['CHANGELOG.md']!, new RegExp(`^[^#]*# Changelog[^#]*\n## ${version}, \\d{4}-\\d\\d-\\d\\d\n`));
+  for (const before of [`${name}-`, 'version: "', 'git tag v', 'push origin v', 'OWNER/REPOSITORY:']) {
+    const named = groupsOf(ALL_PAGES, new RegExp(`${before}(\\d+\\.\\d+\\.\\d+)`, 'g'));
+    assert.deepEqual([...new Set(named)], [version], before);
+  }
+});
+
+test('the changelog says in ten lines how to update to the newest version, and each of its changes in three', () => {
+  const [, newest = ''] = PAGES['CHANGELOG.md']!.split(/^## /m);
+  const [, update = '', ...others] = newest.split(/^### .*\n/m);
+  assert.match(newest, /^### Update from \d+\n/m);
+  assert.ok(update.split('\n').filter((line) => line).length <= 10, update);
+  const entries = others.flatMap((part) => part.trim().split(/\n(?! )/));
+  assert.ok(entries.length > 20, `only ${entries.length}`);
+  assert.deepEqual(entries.filter((entry) => !entry.startsWith('- ') || entry.split('\n').length > 3), []);
+});
+
+test('.ci/release finds a version that differs, prints the notes of the release, and takes only a clean checkout', {
+  skip: !isNode && 'it runs npm, which is for Node',
+}, async (t) => {
+  const dir = folder(t);
+  const { version } = PACKAGE;
+  const files = ['gateway.ts', 'package.json', 'package-lock.json', 'CHANGELOG.md'];
+  await mkdir(join(dir, '.ci'));
+  await cp(join(HERE, '.ci/release'), join(dir, '.ci/release'));
+  for (const file of files) writeFileSync(join(dir, file), read(file));
+  const PATH = `${dirname(process.execPath)}:${process.env.PATH}`;
+  const release = (...args: string[]) => runProcess(args, { program: [join(dir, '.ci/release')], env: { PATH } });
+  assert.deepEqual(await release('version'), { code: 0, stdout: `${version}\n`, stderr: '' });
+
+  const { stdout: notes } = await release('notes', 'https://example.org/v1');
+  assert.match(notes, /^\n### Update from \d+\n[^]*\]\(https:\/\/example\.org\/v1\/docs\/operating\.md#update\)/);
+  assert.ok(!/^## /m.test(notes) && !/\]\((?:docs|[A-Z])/.test(notes), notes);
+
+  for (const file of files) {
+    writeFileSync(join(dir, file), read(file).replace(version, '1.2.3'));
+    const { code, stderr } = await release('version');
+    assert.equal(code, 1, file);
+    assert.match(stderr, /^release: .*\b1\.2\.3\b|^release: CHANGELOG\.md has no section /m, file);
+    writeFileSync(join(dir, file), read(file));
+  }
+  if (spawnSync('git', ['init', '--quiet', dir]).status !== 0) return t.diagnostic('there is no git');
+  const { code, stderr } = await release();
+  assert.equal(code, 1);
+  assert.match(stderr, /^release: the checkout is not clean/);
+  assert.deepEqual(readdirSync(dir).filter((file) => file === 'release'), []);
+});
+
+test('the workflows name each action by a commit, with its version', () => {
+  const uses = ['test', 'release'].flatMap((name) => groupsOf(read(`.github/workflows/${name}.yml`), /uses: (.*)/g));
+  assert.ok(uses.length > 5, uses.join());
+  assert.deepEqual(uses.filter((action) => !/^actions\/[\w-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+$/.test(action)), []);
+  const named = new Set(uses);
+  assert.equal(new Set(uses.map((action) => action.split('@')[0])).size, named.size, [...named].join('\n'));
+});
+
+test('the Dockerfile is built from the images that the pages name, and from nothing but gateway.ts', () => {
+  const dockerfile = read('Dockerfile');
+  const images = new Set(groupsOf(ALL_PAGES, /\b(node:\d[\w.-]+)/g));
+  assert.deepEqual(new Set(groupsOf(dockerfile, /^FROM (node:\S+)/gm)), images);
+  const copied = groupsOf(dockerfile, /^COPY (?!--from)(\S+)/gm);
+  assert.deepEqual(copied, groupsOf(read('.dockerignore'), /^!(.*)$/gm));
+  assert.deepEqual(copied, ['gateway.ts']);
 });
 
 // `npm run check` runs deno fmt, which wraps code, but neither comments nor strings.
