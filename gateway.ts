@@ -2622,7 +2622,7 @@ const NAMED_BY_COLON = /(?:^|[&;,=\n])\W{0,9}recipients?["']?\s?:\W{0,20}(?:\d{7
  */
 const DOUBTS: Hints = [
   [/^['"`[\s\p{Pi}\p{Pf}]+\{/u, 'begins like JSON, but within a quote or a bracket'],
-  [/(?:^|[&;\n])\s*(?:@|%40)?auth=[^&\s]{16}/i, 'contains a credential, but is not a form: encode each value'],
+  [/(?:^|[&;\n])[^\S\n]*(?:@|%40)?auth=[^&\s]{16}/i, 'contains a credential, but is not a form: encode each value'],
   [NAMED_BY_COLON, NAMED_UNENCODED],
   [/^[\w\-.~*+!'()]*(?:%[0-9a-f]{2}[\w\-.~*+!'()]*)+$/i, 'is encoded like a form, but has no "message="'],
 ];
