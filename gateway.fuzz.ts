@@ -2013,13 +2013,22 @@ class Desk {
 // well-encoded form, and no unencoded value that another client would have meant encoded.
 
 const ENCODINGS = words('json shell form bare lines multipart text query get payload');
-/** How a recipient is named where only a send's own field counts, and where other spellings are refused. */
-const OWN_NAMES = ['recipients', 'recipients', 'recipients', 'recipient', 'recipients[]', 'recipients[0]'];
-const OTHER_NAMES = ['to', 'group', 'target', 'receipients', 'recipents', 'Recipients', 'group_id', 'destination'];
+/** How a recipient is named: as in a send, and in spellings that are refused. */
+const OWN_NAMES = [
+  'recipients',
+  'recipients',
+  'recipients',
+  'recipient',
+  'Recipients',
+  'recipients[]',
+  'recipients[0]',
+];
+/** Names that are data. */
+const OTHER_NAMES = ['to', 'group', 'target', 'receipients', 'recipents', 'group_id', 'destination'];
 
 /** What a client means, and how it is written. */
 interface Meaning {
-  token: 'plain' | 'templated' | 'whole';
+  token: keyof typeof MEANING_TOKENS;
   way: (typeof ENCODINGS)[number];
   text: string;
   /** The intended recipient, and the name under which it is written. */
@@ -2040,7 +2049,8 @@ type MeaningWorld = Batch<'meaning', Meaning>;
 const THIRD = '+15550100003';
 const defaults = { number: FROM, recipients: [TO] };
 const MEANING_TOKENS = {
-  plain: { defaults },
+  plain: { defaults, senders: ['*'], recipients: ['*'] },
+  confined: { defaults },
   templated: { defaults, message: '{{text}}{{message}}' },
   whole: { defaults, message: '{{.}}{{payload}}{{data}}{{message}}' },
 };
@@ -2056,7 +2066,7 @@ function genMeanings(seed: number): MeaningWorld {
 
 function genMeaning(draw: Draw): Meaning {
   const way = draw.pick(ENCODINGS);
-  const token = draw.pick(['plain', 'plain', 'templated', 'whole'] as const);
+  const token = draw.pick(['plain', 'plain', 'confined', 'templated', 'whole'] as const);
   const isLine = way === 'lines' || way === 'shell';
   const usable = way === 'bare' ? PIECES.filter(isBare) : PIECES;
   const pieces = isLine ? ['Backup', 'done', 'Tür', '5'] : usable;
@@ -2131,13 +2141,12 @@ function writeMeaning(meaning: Meaning): { letter: Letter; isNamed: boolean; tex
   const declares = type !== '' && way !== 'get' && { 'Content-Type': type };
   const headers = { Authorization: `Bearer ${secretOf(token)}`, ...declares };
   const letter = { method: way === 'get' ? 'GET' : 'POST', path: `/v2/send${query}`, headers, body: body || undefined };
-  // A text names no recipient, whatever it contains, and a foreign name is data to a template. Unencoded pairs are a
-  // form only if the first name is a field: otherwise a foreign name is part of the text.
+  // A text names no recipient, whatever it contains, and for a template the recipients are data. Unencoded pairs are a
+  // form only if the first name is a field.
   const isForm = way !== 'bare' || bare[0]!.startsWith('message=');
-  const isTextOnly = /^text\/plain/.test(type) && !body.startsWith('{');
-  const countsOther = token === 'plain' && isForm && !/^(?:lines|shell)$/.test(way) && !type.startsWith('text/plain');
-  const isRead = way !== 'lines' || /^recipients?$/.test(name);
-  const isNamed = wanted !== undefined && !isTextOnly && isRead && (isOwn || countsOther);
+  const isTextOnly = way !== 'get' && /^text\/plain/.test(type) && !body.startsWith('{');
+  const isData = /templated|whole/.test(token) && name === 'recipients' && !inQuery;
+  const isNamed = wanted !== undefined && !isTextOnly && isOwn && !isData;
   const meant = isForm && !/^(?:lines|shell)$/.test(way) ? [text] : [text, body];
   const texts = token === 'whole' ? undefined : meant;
   return { letter, isNamed, texts };
@@ -2163,7 +2172,8 @@ async function playMeanings({ parts }: MeaningWorld): Promise<Find[]> {
     if (status !== 201 && (status < 400 || status > 499)) desk.find(11, `a body is answered with ${status}`, about);
     if (seen.length === 0) continue;
     const { recipients, message } = JSON.parse(seen[0]!.body);
-    const wanted = meaning.wanted === undefined ? TO : isNamed ? meaning.wanted : recipients[0];
+    const named = meaning.token === 'confined' ? 'nobody' : meaning.wanted;
+    const wanted = isNamed ? named : TO;
     if (String(recipients) !== wanted) desk.find(11, `a message for ${wanted} goes to ${recipients}`, about);
     const isMeant = texts === undefined || texts.includes(String(message));
     if (!isMeant) desk.find(11, `another text arrives, ${JSON.stringify(message)}`, about);

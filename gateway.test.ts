@@ -4833,6 +4833,8 @@ section('SENDS'); // ───────────────────�
 const DEFAULTS = { number: FROM, recipients: [TO] };
 const MEANT = JSON.stringify(DEFAULTS);
 const THIRD = '+15550100003';
+/** A token with defaults that may use every account and write to everyone. */
+const TO_ALL: TokenConfig = { defaults: DEFAULTS, senders: ['*'], recipients: ['*'] };
 
 /** A token that turns what it posts into sends. */
 function hook(token: TokenConfig = { defaults: DEFAULTS }): GatewayConfig {
@@ -4848,7 +4850,7 @@ const MADE = `POST /v2/send | bearer → 201 | > Content-Type: application/json 
 const UNDECLARED = [`Content-Type: ${URLENCODED}; charset=utf-8`, 'Content-Type:', ''].map((type) =>
   `* ${type} | ${MADE}`
 );
-table('webhook: a new send is made from its fields, and nothing else is relayed', hook())`
+table('webhook: a new send is made from its fields, and nothing else is relayed', hook(TO_ALL))`
   * ${MADE} | same
   {"message":"hi"} ;; {"message":"hi","number":"${THIRD}","recipients":["+15550100004","${GROUP}"]}
   # The other fields of a send, of whatever type: that is the backend's to judge.
@@ -4916,22 +4918,98 @@ const LOST = listed`
 const LOST_TWICE = listed`
   "recipients":["+15550100003"],"recipients":null ;; "recipients":["+15550100003"],"\u0072ecipients":["+15550100004"]
   "Recipients":["a.01"],"Recipients":null ;; "number":"+15550100003","\u006eumber":null ;; "base64_attachments":["QUJD"],"base64_attachments":null`;
-table("attack: lose a recipient, a sender or a picture on the way to a webhook's defaults", hook(READS_TEXT))`
+for (const [of, config] of [['that may write to everyone', hook(TO_ALL)], ['without lists', hook()]] as const) {
+  table(`attack: lose a recipient, a sender or a picture on the way to the defaults of a token ${of}`, config)`
   * bearer → 400 bad_field
-  ${[...LOST, ...LOST_TWICE].map((fields) => `{"text":"x",${fields}}`)}
-  ${LOST.map((fields) => `{${fields},"text":"x"} | Content-Type: text/plain`)}
-  ${LOST_TWICE.map((fields) => `'payload=${encodeURIComponent(`{${fields},"text":"x"}`)}'`)}`;
+  ${[...LOST, ...LOST_TWICE].map((fields) => `{"message":"x",${fields}}`)}
+  ${LOST.map((fields) => `{${fields},"message":"x"} | Content-Type: text/plain`)}
+  ${LOST_TWICE.map((fields) => `'payload=${encodeURIComponent(`{${fields},"message":"x"}`)}'`)}`;
+}
 
-// V8 in Node 24 and 26 mistook the second key of each pair for the first, and the message went to the default
-// recipient.
-table('attack: post a key that is then read in place of another one, which ends in an escape', hook(READS_TEXT))`
+/** Urlencoded fields in each form: as a body, as a multipart form, and as the query of a GET. */
+const inEachForm = (pairs: string): string[] => [
+  `'${pairs}'`,
+  Array.from(new URLSearchParams(pairs), ([name, value]) => `-- ${name} = ${value}`).join(' '),
+  `GET /v2/send?${pairs}`,
+];
+/** Payloads with somebody who is not in the defaults, in each form. */
+const NAMES_OTHERS = [
+  ['number', STRANGER, '403 sender_not_allowed'],
+  ['recipients', STRANGER, '403 recipient_not_allowed'],
+  ['recipients', GROUP, '403 recipient_not_allowed'],
+  ['recipients', 'ada.01', '403 recipient_not_allowed'],
+].flatMap(([name, value, outcome]) =>
+  [
+    ...inEachForm(new URLSearchParams({ message: 'x', [name!]: value! }).toString()),
+    `{"message":"x","${name}":"${value}"}`,
+    `'payload=${encodeURIComponent(`{"message":"x","${name}":"${value}"}`)}'`,
+  ].map((row) => `${row} → ${outcome}`)
+);
+const EVERY_ROUTE = { ...ALL_FORMS, allow: ['messaging', 'GET /v2/send', 'GET /v1/contacts/:number', '* /v1/new/*'] };
+table('defaults confine: a token without lists uses the account and the recipients of its defaults alone', {
+  ...{ ...EVERY_ROUTE, tokens: { hook: { secret: SECRET, defaults: DEFAULTS } } },
+})`
+  * bearer
+  ${NAMES_OTHERS}
+  {"message":"x","recipients":["${TO}","${STRANGER}"]} → 403 recipient_not_allowed | "on its list (\"recipients\", or else those in \"defaults\")."
+  {"message":"x","number":"${STRANGER}"} → 403 sender_not_allowed | "on its list (\"senders\", or else the number in \"defaults\")."
+  # What says the same as the defaults is what it was.
+  {"message":"x","number":"${FROM}","recipients":["${TO}"]} → 201 | {"message":"x","number":"${FROM}","recipients":["${TO}"]}
+  # Every other route holds the lists too.
+  POST /v1/send | ${HELLO} → 201 ;; POST /v1/send | {"message":"x","number":"${FROM}","recipients":["${STRANGER}"]} → 403 recipient_not_allowed
+  POST /v1/send | {"message":"x","number":"${STRANGER}","recipients":["${TO}"]} → 403 sender_not_allowed
+  POST /v1/send | {"message":"x","recipients":["${TO}"]} → 400 bad_field
+  GET /v1/receive/${FROM} → 200 ;; GET /v1/receive/${STRANGER} → 403 sender_not_allowed
+  GET /v1/receive/${STRANGER} | Connection: Upgrade | Upgrade: websocket | Sec-WebSocket-Key: x → 403 sender_not_allowed
+  GET /v1/contacts/${STRANGER} → 403 sender_not_allowed ;; GET /v1/attachments → 403 endpoint_not_allowed
+  PUT /v1/typing-indicator/${FROM} | {"recipient":"${TO}"} → 204 ;; PUT /v1/typing-indicator/${FROM} | {"recipient":"${STRANGER}"} → 403 recipient_not_allowed
+  POST /v1/groups/${FROM} | {"name":"x","members":["${TO}"]} → 403 endpoint_not_allowed ;; POST /v1/new/x | {} → 403 endpoint_not_allowed
+  # One list says nothing of the other.
+  @ {"defaults":{"number":"${FROM}"}} | {"message":"x","recipients":["${STRANGER}"]} → 201
+  @ {"defaults":{"number":"${FROM}"}} | {"message":"x","recipients":["${TO}"],"number":"${STRANGER}"} → 403 sender_not_allowed
+  @ {"defaults":{"recipients":["${TO}"]}} | {"message":"x","number":"${STRANGER}"} → 201
+  @ {"defaults":{"recipients":["${TO}"]}} | {"message":"x","number":"${FROM}","recipients":["${STRANGER}"]} → 403 recipient_not_allowed
+  @ {"defaults":{"text_mode":"styled"}} | {"message":"x","number":"${STRANGER}","recipients":["${STRANGER}"]} → 201
+  # Its own list replaces the one of its defaults, and "*" is everyone.
+  @ {"recipients":["${TO}","group.*"]} | {"message":"x","recipients":["${GROUP}"]} → 201 ;; @ {"recipients":["${TO}","group.*"]} | {"message":"x","recipients":["${STRANGER}"]} → 403 recipient_not_allowed
+  @ {"recipients":["*"]} | {"message":"x","recipients":["${STRANGER}","${GROUP}","ada.01"]} → 201 ;; @ {"recipients":["*"]} | {"message":"x","number":"${STRANGER}"} → 403 sender_not_allowed
+  @ {"senders":["*"]} | {"message":"x","number":"${STRANGER}"} → 201 ;; @ {"senders":["*"]} | {"message":"x","recipients":["${STRANGER}"]} → 403 recipient_not_allowed
+  @ {"senders":["*"]} | GET /v1/receive/${STRANGER} → 200
+  @ {"recipients":["*"],"senders":["*"]} | POST /v1/new/x | {} → passes`;
+
+const READS_OTHERS = reading('{{number}} {{recipients}}{{#call}}{{text}}{{/call}}');
+table("with a template, another program's number and recipients are data where the defaults have their own", {
+  ...hook({ ...READS_OTHERS, allow: ['send', 'GET /v2/send'] }),
+})`
   * ${MADE}
-  {"key1":1,"text":"x","recipient\\":0} → {"message":"x"}
-  {"key1":1,"text":"x","recipient\u0073":["${THIRD}"]} → {"message":"x","recipients":["${THIRD}"]}
-  {"key2":1,"tex\\":0,"text":"x"} → {"message":"x"} ;; {"key2":1,"tex\u0074":"y"} → {"message":"y"}
-  {"key3":1,"text":"x","recipient\\":0} → {"message":"x"}
+  {"number":"${THIRD}"} → {"message":"${THIRD} "} ;; {"number":"030 1234"} → {"message":"030 1234 "} ;; {"number":5} → {"message":"5 "}
+  {"number":"anonymous","call":{"text":"rings"}} → {"message":"anonymous rings"}
+  {"recipients":["ada@example.org"]} → {"message":" [\"ada@example.org\"]"} ;; {"recipients":[]} → {"message":" []"} ;; {"recipients":{"a":1}} → {"message":" {\"a\":1}"}
+  {"recipients":"${STRANGER}","number":"${STRANGER}"} → {"message":"${STRANGER} ${STRANGER}"}
+  'number=030+1234' → {"message":"030 1234 "} ;; GET /v2/send?recipients=a → {"message":" a"} ;; -- recipients = a -- recipients = b → {"message":" [\"a\",\"b\"]"}
+  -- payload = {"number":"${STRANGER}","recipients":[1]} -- x = y -- number = 5 → {"message":"5 "}
+  # The other lists of the token do not matter to them.
+  @ {"senders":["*"],"recipients":["*"]} | {"recipients":"${STRANGER}","number":"${STRANGER}"} → {"message":"${STRANGER} ${STRANGER}"}
+  # Where the defaults have none, they count.
+  @ {"defaults":{"number":"${FROM}"}} | {"number":"5","recipients":["${THIRD}"]} → {"message":"5 [\"${THIRD}\"]","recipients":["${THIRD}"]}
+  @ {"defaults":{"recipients":["${TO}"]}} | {"number":"${THIRD}","recipients":[1]} → {"message":"${THIRD} [1]","number":"${THIRD}"}
   * bearer → 400 bad_field
-  {"key3":1,"text":"x","recipient\u017f":["${THIRD}"]}`;
+  @ {"defaults":{"number":"${FROM}"}} | {"number":"5","recipients":[1]} ;; @ {"defaults":{"recipients":["${TO}"]}} | {"number":"030 1234"}
+  {"number":5,"Recipients":["${THIRD}"]} ;; {"number":5,"recipient":"${THIRD}"} ;; {"number":5,"recipients[]":["${THIRD}"]} ;; {"number":5,"Number":5}
+  'number=5&number=6' ;; {"number":5,"number":6} ;; {"number":5,"base64_attachments":[1]}`;
+
+// V8 in Node 24 and 26 takes the second key of each pair for the first one.
+test('a key that the runtime takes for another one changes neither the account nor the recipients', async (t) => {
+  const { backend, gateway } = await startBoth(t, hook());
+  for (const [i, key] of ['recipient', 'numbe'].entries()) {
+    const last = ['\\u0073":["', '\\u0072":"'][i]!;
+    for (const member of [`"${key}\\\\":0`, `"${key}${last}${STRANGER}"${i === 0 ? ']' : ''}`]) {
+      const { status, json } = await ask(gateway, { body: `{"key${i}":1,"message":"x",${member}}`, headers: BEARER });
+      assert.ok(status === 201 || /^(?:sender|recipient)_not_allowed$/.test(json.code), `${status} for ${member}`);
+    }
+  }
+  for (const sent of backend.sent) assert.deepEqual(sent, { ...DEFAULTS, message: 'x' });
+});
 
 const ANY_TYPES = ['text/plain', 'application/json', 'application/octet-stream', 'multipart/form-data; boundary=x'];
 table(
@@ -4966,8 +5044,9 @@ table('a text is the message unchanged, even if it is declared as a form', hook(
   'temp=23 °C&message=hello' ;; 'x&message=hello' ;; 'Message=hello' ;; 'xmessage=hello&messages=1' ;; '=message&=x'
   # The template reads this name only below others.
   'title=x' ;; [1] ;; "text" ;; 'null' ;; 'a {"message":"x"}'
-  # Names somebody only for a person, or names a number that is no phone number, or has an escape that is none.
-  'number: 5' ;; 'to: Bob' ;; 'Recipients: 5 accepted' ;; 'From: +4930123456\nTo: +4930999999' ;; 'Call\nnumber: +4930123456'
+  # Names somebody only for a person, or by another name, or has an escape that is none.
+  'number: 5' ;; 'to: Bob' ;; 'number =+15550100003' ;; 'x\nnumber=+15550100003' ;; 'x=a b&number=+15550100003' ;; 'Door 1&to=%2B15550100003'
+  'to=+15550100003&x=a b' ;; 'Door 1&receipients=a' ;; '"message":"x","recipients":["+15550100003"]' ;; 'to:x,recipients:${GROUP}' ;; 'From: +4930123456\nTo: +4930999999' ;; 'Call\nnumber: +4930123456'
   'Report\nnumber=5\nto=Bob' ;; 'the recipients=5' ;; 'recipients' ;; 'x\nrecipients\ny' ;; 'group.abc; recipients' ;; 'AT&T' ;; '100%'
   '98%zz' ;; 'C++' ;; 'auth=failed' ;; 'auth=failed for somebody' ;; 'user;auth=no' ;; 'a+b'
   '--limit\nContent-Disposition: form-data; name="message"\n\nx\n--limit--'
@@ -4981,7 +5060,7 @@ table('a form is a text if it is declared as one, or as something else', hook(RE
   'message=x' | Content-Type: ${URLENCODED}2 ;; 'message=x' | Content-Type: application/x+jsonp`;
 
 const WHEN = literal`@ {"message":"at {{when}}{{#when}}{{#level.x}}{{/level.x}}, {{level}}{{/when}}"}`;
-table('a urlencoded form is read as the object of its fields', hook())`
+table('a urlencoded form is read as the object of its fields', hook(TO_ALL))`
   ${UNDECLARED}
   * Content-Type: Application/X-WWW-Form-Urlencoded;charset=UTF-8 | ${MADE}
   # It is one if its first name is a field of a send, or if all of it is encoded and one name is.
@@ -5017,7 +5096,7 @@ table('a file as the number or the recipients of a multipart form is 400', hook(
 
 table(
   'a multipart form is read as the object of its fields, and its files are attachments, named without a path',
-  hook(),
+  hook(TO_ALL),
 )`
   * ${MADE}
   -- message = a=b&c\r\n{"ü":1} → {"message":"a=b&c\n{\"ü\":1}"}
@@ -5034,12 +5113,12 @@ table(
   ${FILE_NAMES.map((name) => literal`-- f; filename="${name}"\r\n${PNG}`)}`;
 
 // Next to a file it was dropped, and the picture went to the default recipient.
-table("attack: lose the recipients in a form's JSON that is not its only field", hook())`
+table("attack: lose the recipients in a form's JSON that is not its only field", hook(TO_ALL))`
   * bearer → 400 bad_field
   -- payload = {"message":"x","recipients":["${THIRD}"]} -- file; filename="snap.png"\r\n${PNG} -- x = y
   -- file; filename="snap.png"\r\n${PNG} -- data = {"message":"x","recipient\u0073":"${THIRD}"} -- payload = x
   -- payload = {"message":"x","base64_attachments":["QUJD"]} -- file; filename="snap.png"\r\n${PNG}
-  -- payload = {"recipients":15550100003} -- message = x ;; -- payload = {"to":"${THIRD}"} -- message = x ;; -- payload = {"recipents":["${THIRD}"]} -- message = x
+  -- payload = {"recipients":15550100003} -- message = x
   -- message = x -- payload = {"recipients":["${THIRD}"]} -- payload = y ;; -- message = x -- payload = y -- payload = {"recipients":["${THIRD}"]}
   -- message = x -- payload = y -- data = {"recipients":["${THIRD}"]} ;; -- payload = {"recipients":["${THIRD}"]} -- payload = y
   -- payload = {"Recipients":["${THIRD}"]} -- message = x ;; -- data = {"number":"${THIRD}"} -- message = x
@@ -5048,6 +5127,7 @@ table("attack: lose the recipients in a form's JSON that is not its only field",
   -- payload = {"recipients":["${THIRD}"] -- message = x
   * ${MADE}
   -- payload = {"event":"play","number":5,"recipients":null} -- message = x → {"message":"x"}
+  -- payload = {"to":"${THIRD}","recipents":["${THIRD}"]} -- message = x → {"message":"x"}
   # Beside nothing but files it is the payload, as Plex's is, with its own recipients.
   -- payload = {"message":"x","recipients":["${THIRD}"]} -- file; filename="snap.png"\r\n${PNG} → {"message":"x","recipients":["${THIRD}"],"base64_attachments":["${SNAP}"]}
   -- file; filename="snap.png"\r\n${PNG} -- data = {"message":"x","recipient\u0073":"${THIRD}"} → {"message":"x","recipients":["${THIRD}"],"base64_attachments":["${SNAP}"]}
@@ -5061,7 +5141,7 @@ table(
   ${COMMON_FORM_TYPES}
   # JSON within a quote or a bracket, as cmd.exe and careless programs leave it.
   ''{message:hi,recipients:[+15550100003]}'' ;; '"{\"message\":1}"' ;; [{"message":"x"}] ;; ' [ {' ;; '["{' ;; '“{"message":"x"}”'
-  '“{"message":"x","recipients":["+15550100003"]}”' ;; '"message":"x","recipients":["+15550100003"]' ;; 'to:x,recipients:${GROUP}'
+  '“{"message":"x","recipients":["+15550100003"]}”'
   # A credential.
   'auth=0123456789abcdef x' ;; 'auth=${SECRET}&message=hi there' ;; '@auth=${SECRET} x' ;; 'Door 1&%40auth=${OTHER}' ;; 'Door 1\n@auth=${SECRET}'
   # Recipients in any spelling, at the beginning or behind "&", ";" and a line feed.
@@ -5069,41 +5149,40 @@ table(
   'text=Door code is 4711&recipients=%2B15550100003' ;; 'Door open&recipients=a.01' ;; 'x;recipients=a.01' ;; 'x=a b;recipients=a.01' ;; 'x\nrecipients=a'
   'Door 1&recipients[]=a.01' ;; 'Door 1&recipients[0]=a.01' ;; 'Door 1&recipients%5B%5D=a.01' ;; 'Door 1&recipients.0=a.01'
   'Door 1&@recipients=a.01' ;; 'Door 1&%40recipients=a.01' ;; 'Door 1&Recipients=a.01' ;; 'Door 1&recipient=a.01' ;; 'Door 1&amp;recipients=a'
-  'Door 1&recipients=' ;; 'Door 1&#38;recipients=a' ;; 'Door 1& recipients =a' ;; 'Door 1%0Arecipients=a' ;; 'Door 1%0arecipients=a' ;; 'Door 1&receipients=a'
+  'Door 1&recipients=' ;; 'Door 1&#38;recipients=a' ;; 'Door 1& recipients =a' ;; 'Door 1%0Arecipients=a' ;; 'Door 1%0arecipients=a'
+  'Door 1&"recipients"=a' ;; "Door 1&'recipients' = a" ;; 'x\n\trecipients\t=a' ;; 'x=a b;;recipients=a'
   'recipients: +15550100003' ;; 'message: hi\nrecipients: ${GROUP}' ;; 'recipients:\n  - "+15550100003"' ;; 'x;"recipients": ["+15550100003"]'
-  'x=a b&number=+15550100003' ;; 'x\nnumber=+15550100003' ;; 'number =+15550100003' ;; 'Door 1&to=%2B15550100003' ;; 'to=+15550100003&x=a b'
+  'Recipients: 5 accepted' ;; 'Backup done\nRecipients: 5'
   # Encoded, without a name.
   'Back%20up%20done' ;; 'Backup%20done' ;; 'T%C3%BCr' ;; 'message%3Dhello'
   # With a template too.
-  @ {"message":"{{x}}"} | 'Door 1&recipients=a.01' ;; @ {"message":"{{x}}"} | 'Door 1&number=+15550100003'
+  @ {"message":"{{x}}"} | 'Door 1&recipients=a.01'
   # It is text where it is declared text, or as something else.
   * Content-Type: text/plain | ${MADE} | same
   * Content-Type: application/octet-stream | ${MADE} | same
-  'title=Back up&message=ok&recipients=%2B15550100003' ;; [{"message":"x"}] ;; 'Backup%20done' ;; 'recipients: +15550100003'
-  * ${MADE}
-  # What other programs name is data for a template.
-  @ {"message":"{{message}}"} | 'Door 1&to=%2B15550100003&receipients=a' → {"message":"Door 1&to=%2B15550100003&receipients=a"}`;
+  'title=Back up&message=ok&recipients=%2B15550100003' ;; [{"message":"x"}] ;; 'Backup%20done' ;; 'recipients: +15550100003'`;
 
 table(
   'attack: have a form or a query sent that is truncated, not UTF-8, or names a recipient within a value',
   hook({
-    ...{ allow: ['send', 'GET /v2/send'], defaults: DEFAULTS },
+    ...{ ...TO_ALL, allow: ['send', 'GET /v2/send'] },
   }),
 )`
   * bearer → 400 bad_json
   'message=Tom & Jerry' ;; 'message=AT&T' ;; 'message=AT&T: x=1' ;; 'message=a & b = c' ;; 'message=a &b;c=d' ;; 'message=x&y' ;; 'message=x&=y'
   GET /v2/send?message=Tom%20&%20Jerry ;; GET /v2/send?message=AT&T
   'message=T%FCr' ;; 'message=%C3' ;; 'message=%C3%C3' ;; 'message=%ED%A0%80' ;; 'message=%C3ü' ;; 'x%FF=1&message=x'
-  'message=x;recipients=+15550100003' ;; 'message=x\nrecipients=+15550100003' ;; 'message=x y;to=%2B15550100003'
-  'message=x%0Arecipients=%2B15550100003' ;; 'message=x%0arecipients=%2B15550100003' ;; 'text_mode=normal;number=+15550100003&message=x' ;; 'message=x;recipients[]=a'
-  'message={"message":"x","recipients":["+15550100003"]}' ;; 'message={"recipients":["+15550100003"]}' ;; 'message=x\nrecipients: +15550100003'
+  'message=x;recipients=+15550100003' ;; 'message=x\nrecipients=+15550100003' ;; 'message=Who; when; recipients: 5'
+  'message=x%0Arecipients=%2B15550100003' ;; 'text_mode=normal;recipients=+15550100003&message=x' ;; 'message=x;recipients[]=a'
+  'message=x\nrecipients: +15550100003' ;; 'message=x%0a@recipient%5b0%5D=a' ;; 'x=1&message=a; "recipients" : b'
   'message=x&amp;recipients=%2B15550100003' ;; 'amp;recipients=%2B15550100003&message=x'
   GET /v2/send?message=x;recipients=%2B15550100003 ;; GET /v2/send?message=x%0Arecipients=%2B15550100003
   'message=x&amp;y' → "%26 (curl --data-urlencode)" ;; 'x;recipients=a.01' → "post it as text/plain"
   * ${MADE}
   'message=Tom %26 Jerry' → {"message":"Tom & Jerry"} ;; 'message=x&&' → {"message":"x"} ;; 'message=x&sticker&view_once' → {"message":"x"}
   'message=x%3Brecipients%3D%2B15550100003%0Arecipients%3Da' → {"message":"x;recipients=+15550100003\nrecipients=a"}
-  'message=Who; when; recipients: 5' → {"message":"Who; when; recipients: 5"} ;; 'message=1;to=Bob' → {"message":"1;to=Bob"}
+  'message=Who; when; recipients' → {"message":"Who; when; recipients"} ;; 'message=1;to=%2B15550100003' → {"message":"1;to=+15550100003"}
+  'message={"recipients":["+15550100003"]}' → {"message":"{\"recipients\":[\" 15550100003\"]}"} ;; 'message=x;number=+15550100003' → {"message":"x;number= 15550100003"}
   GET /v2/send?message=Tom%20%26%20Jerry → {"message":"Tom & Jerry"} ;; 'message=98%' → {"message":"98%"} ;; 'message=98% für %41&n=5' → {"message":"98% für A"}
   # Beside a space that is not encoded, a plus is a plus.
   'message=C++ build failed' → {"message":"C++ build failed"} ;; 'message=C%2B%2B+failed' → {"message":"C++ failed"}
@@ -5112,47 +5191,26 @@ table(
   -- message = a & b; recipients=x → {"message":"a & b; recipients=x"}`;
 
 const CONTACTS = listed`
-  "to":"X" ;; "To":["X"] ;; "target":"X" ;; "targets":["x","X"] ;; "destination":"X" ;; "destinations":["X"] ;; "group":"X"
-  "groups":["X"] ;; "group_id":"X" ;; "chat_id":"X" ;; "numbers":["X"] ;; "receivers":["X"] ;; "to[]":"X" ;; "@to":"X" ;; "groupId":"X" ;; "group_ids":["X"] ;; "chatId":"X" ;; "recipient_number":"X" ;; "recipientList":["X"]`;
-const ADDRESSES = [
-  THIRD,
-  '0015550100003',
-  '+1 555 010-0003',
-  '(+1) 555 010 0003',
-  '+ 1 555 0100003',
-  '+(1)5550100003',
-  '+493012',
-  'tel:+15550100003',
-  GROUP,
-];
-table('attack: name a recipient where a send does not, and have it go to the default recipients', hook())`
+  "to":"X" ;; "To":["X"] ;; "target":"X" ;; "targets":["x","X"] ;; "destination":"X" ;; "groups":["X"] ;; "group_id":"X" ;; "chat_id":"X" ;; "numbers":["X"]
+  "receivers":["X"] ;; "to[]":"X" ;; "@to":"X" ;; "recipient_number":"X" ;; "recipientList":["X"] ;; "phone":"X" ;; "to":{"phone":"X"}
+  "receipients":["X"] ;; "recipents":"X" ;; "Recepients":["X"] ;; "recepiant":"X" ;; "recipients_":["X"] ;; "recipients2":"X" ;; "receipient":["X"]`;
+table('attack: name a recipient in another spelling or another field than a send has', hook(TO_ALL))`
   * bearer → 400 bad_field
-  ${CONTACTS.map((pair) => `{"message":"x",${pair.replaceAll('X', THIRD)}}`)}
-  ${ADDRESSES.map((address) => `{"message":"x","to":"${address}","recipients":null}`)}
-  {"message":"x","receipients":["a.01"]} ;; {"message":"x","recipents":"a.01"} ;; {"message":"x","Recepients":["a.01"]}
-  {"message":"x","recipiant":"a.01"} ;; {"message":"x","recipeints":"a.01"} ;; {"message":"x","recepiant":"a.01"} ;; {"message":"x","recipients​":"a.01"} ;; {"message":"x","recipients_":["x"]} ;; {"message":"x","recipients2":"a.01"} ;; {"message":"x","receipient":15550100003}
-  'message=x&to=%2B15550100003' ;; 'message=x&to=+15550100003' ;; 'receipients=%2B15550100003&message=x' ;; 'message=x&to[]=+15550100003'
-  -- message = x -- to = +15550100003 ;; -- message = x -- reciepients = a.01
-  {"message":"x","base64_attachment":"QUJD"} ;; 'message=x&base64_attachment=QUJD' ;; -- message = x -- base64_attachment = QUJD
+  {"message":"x","recipients​":"a.01"} ;; 'message=x&base64_attachment=QUJD' ;; {"message":"x","base64_attachment":"QUJD"} ;; -- message = x -- base64_attachment = QUJD
   'message=x&recipients=+1+555+010+0003' ;; {"message":"x","recipients":[" 15550100003"]} ;; {"message":"x","recipients":["  1 555"]}
   * 'x' | bearer → 400 bad_field
-  POST /v2/send?number=5 ;; POST /v2/send?send_at=1 ;; POST /v2/send?x=1&amp;recipients=a ;; POST /v2/send?base64_attachments=QUJD ;; POST /v2/send?to=%2B15550100003 ;; POST /v2/send?to=+15550100003 ;; POST /v2/send?receipients=a ;; POST /v2/send?recipients[]=a
+  POST /v2/send?number=5 ;; POST /v2/send?send_at=1 ;; POST /v2/send?x=1&amp;recipients=a ;; POST /v2/send?base64_attachments=QUJD ;; POST /v2/send?recipients[]=a
   POST /v2/send?@message=x → "docs/migrating.md" ;; POST /v2/send?%40recipients=a → "docs/migrating.md"
-  @ {"message":"{{message}}"} | POST /v2/send?to=%2B15550100003
   * @ {"allow":["GET /v2/send"]} | bearer → 400 bad_field
-  GET /v2/send?message=x&recipients ;; GET /v2/send?message=x&to=%2B15550100003 ;; GET /v2/send?message=x&recipents=a ;; GET /v2/send?message=x&@message=y
+  GET /v2/send?message=x&recipients ;; GET /v2/send?message=x&@message=y
   * ${MADE} | {"message":"x"}
-  # Another value is data, and so are some names.
-  ${CONTACTS.map((pair) => `{"message":"x",${pair.replaceAll('X', 'rack.01')}}`)}
-  {"message":"x","to":"1700000000000"} ;; {"message":"x","to":15550100003} ;; {"message":"x","to":{"phone":"${THIRD}"}} ;; {"message":"x","to":"+1"}
-  {"message":"x","phone":"${THIRD}"} ;; {"message":"x","receiver":"${THIRD}"} ;; {"message":"x","target":"00-11-22-33-44-55"}
-  {"message":"x","target":"2026-11-23T04:00:00+00:00"} ;; {"message":"x","from":"${THIRD}"} ;; {"message":"x","receipient":null}
+  # By another name, whatever it holds, it is data.
+  ${CONTACTS.map((pair) => `{"message":"x",${pair.replaceAll('X', THIRD)}}`)}
+  'message=x&to=%2B15550100003' ;; 'receipients=%2B15550100003&message=x' ;; -- message = x -- to = +15550100003 -- reciepients = a.01
+  * 'x' | ${MADE} | {"message":"x"}
+  POST /v2/send?to=%2B15550100003&text=y ;; POST /v2/send?receipients=a
+  @ {"allow":["GET /v2/send"]} | none | GET /v2/send?message=x&to=%2B15550100003&recipents=a | bearer
   * ${MADE}
-  # For a template, and beside recipients, all of them are.
-  @ {"message":"{{to}} {{receipients}}"} | {"to":"${THIRD}","receipients":["a.01"]} → {"message":"${THIRD} [\"a.01\"]"}
-  @ {"message":"{{to}} {{message}}"} | 'to=%2B15550100003&message=x' → {"message":"${THIRD} x"}
-  {"message":"x","to":"${THIRD}","recipients":["x.01"]} → {"message":"x","recipients":["x.01"]}
-  POST /v2/send?to=Bob&text=y | 'x' → {"message":"x"}
   -- message = x -- base64_attachment; filename="snap.png"\r\n${PNG} → {"message":"x","base64_attachments":["${SNAP}"]}`;
 
 table('a recipient that starts with a space has lost its plus, and is refused for every token', {
@@ -5186,7 +5244,7 @@ const NOBODY = `${FIELD} name="x"`;
 const TO_PART = partOf(SOMEBODY);
 const headRow = (head: string): string => `'${MESSAGE_PART}${partOf(head)}--limit--\\r\\n'`;
 const IN_MULTIPART = '* bearer | Content-Type: multipart/form-data; boundary=limit';
-table('the recipients of a multipart form are found in any case and with any white space', hook())`
+table('the recipients of a multipart form are found in any case and with any white space', hook(TO_ALL))`
   ${IN_MULTIPART} → 201 | {"number":"${FROM}","message":"x","recipients":["${THIRD}"]}
   ${
   ['content-disposition:form-data;name="recipients"', 'CONTENT-DISPOSITION: form-data ; NAME="recipients"'].map(headRow)
@@ -5345,10 +5403,9 @@ table(
   * bearer → 400 bad_json
   '{"message"' → "it ends before the object is complete, at byte 10."," ;; 'x' | POST /v1/send → "it must begin with \"{\", at byte 0.","`;
 
-const NAMES = 'recipients recipient Recipients recipients[] @recipients recipents receipients'.split(' ');
-const FOREIGN_NAMES = 'to target targets destination group groups group_id chat_id numbers receivers To to[]'.split(
-  ' ',
-);
+const NAMES = 'recipients recipient Recipients recipients[] @recipients'.split(' ');
+/** Names that are data, also one that is nearly another. */
+const FOREIGN_NAMES = 'to target groups group_id numbers To to[] recipents receipients'.split(' ');
 const WORDS = 'Door open Tom & Jerry ; : \n = + - % 98% ü 😀 " { } [ recipients to: to number 5 auth x=1 ?'.split(/ /);
 
 /**
@@ -5369,8 +5426,9 @@ function writeBody(random: (below: number) => number) {
       .sort(([a], [b]) => a - b).map(([, pair]) => pair);
   const isExact = random(3) > 0;
   const to = random(3) === 0 ? undefined : pick([THIRD, GROUP, 'ada.01']);
-  const name = isExact ? 'recipients' : pick(to === 'ada.01' ? NAMES : [...NAMES, ...FOREIGN_NAMES]);
-  const isHonest = isExact || to === undefined;
+  const name = isExact ? 'recipients' : pick([...NAMES, ...FOREIGN_NAMES]);
+  const isData = FOREIGN_NAMES.includes(name);
+  const isHonest = isExact || isData || to === undefined;
   const more: Pair[] = [['sensor', 'Door 1'], ['n', '5'], ['host', 'Bob'], ['receiver', THIRD]];
   const pairsOf = (text: string): Pair[] =>
     shuffled([['message', text], ...(to ? [[name, to] as Pair] : []), ...more.slice(random(5))]);
@@ -5392,50 +5450,57 @@ function writeBody(random: (below: number) => number) {
     ['GET', form, [encoded], isHonest],
     [AS_MULTIPART, multipart(pairsOf(encoded)), [encoded], isHonest],
     [URLENCODED, String(new URLSearchParams({ [pick(['payload', 'data'])]: json })), [encoded], isHonest],
-    [URLENCODED, String(new URLSearchParams(shuffled([['payload', json], ['message', encoded]]))), [encoded], false],
+    [URLENCODED, String(new URLSearchParams(shuffled([['payload', json], ['message', encoded]]))), [encoded], isData],
     // Text that was not encoded is a form or a text, or is refused.
     [pick(['', URLENCODED]), raw, [rest, raw], isText],
     [pick(['', URLENCODED]), bare.replace(/&/g, 'and'), [bare.replace(/&/g, 'and')], !to && false],
     ['text/plain', bare, [bare], true],
   ];
   const [type, body, messages, isSent] = pick(ways);
-  const isNamed = to !== undefined && ![bare, bare.replace(/&/g, 'and')].includes(body);
+  const isNamed = to !== undefined && !isData && ![bare, bare.replace(/&/g, 'and')].includes(body);
   return { type, body, messages, isSent, recipients: isNamed ? [to] : [TO] };
 }
 
 randomTest(
-  'a random body that names a recipient goes to that one, unchanged, or is refused',
+  'a random body that names a recipient goes to that one, unchanged, or is refused; from a token without lists, it goes to no other than the default one',
   async (random, t) => {
-    const token: TokenConfig = { secret: SECRET, allow: ['send', 'GET /v2/send'], defaults: DEFAULTS };
-    const { backend, gateway } = await startBoth(t, { tokens: { hook: token } });
-    const met = { sent: 0, refused: 0 };
+    const token: TokenConfig = { allow: ['send', 'GET /v2/send'] };
+    const both = tokens({ ...token, ...TO_ALL }, { ...token, defaults: DEFAULTS });
+    const { backend, gateway } = await startBoth(t, both);
+    const met = { sent: 0, refused: 0, confined: 0 };
     for (let i = 0; i < 400; i++) {
       const { type, body, messages, isSent, recipients } = writeBody(random);
       const isGet = type === 'GET';
       const what = `${type} ${JSON.stringify(body)}`;
+      const askWith = (secret: string): Promise<Answer> => {
+        const headers = { authorization: `Bearer ${secret}`, ...(!isGet && type && { 'content-type': type }) };
+        const path = `/v2/send${isGet ? `?${body}` : ''}`;
+        return ask(gateway, { method: isGet ? 'GET' : 'POST', path, headers, ...(!isGet && { body }) });
+      };
       const before = backend.sent.length;
-      const headers = { ...BEARER, ...(!isGet && type && { 'content-type': type }) };
-      const { status, text } = await ask(gateway, {
-        ...{ method: isGet ? 'GET' : 'POST', path: `/v2/send${isGet ? `?${body}` : ''}`, headers },
-        ...(!isGet && { body }),
-      });
+      const { status, text } = await askWith(SECRET);
+      const confined = await askWith(OTHER);
+      const sent = backend.sent.slice(before);
       if (status !== 201) {
         met.refused++;
         assert.ok(status === 400 && !isSent, `${status} ${text} for ${what}`);
-        assert.equal(backend.sent.length, before, what);
+        assert.deepEqual([confined.status, sent], [400, []], what);
         continue;
       }
       met.sent++;
-      const sent = backend.sent.at(-1)!;
-      assert.deepEqual(sent.recipients, recipients, what);
-      assert.ok(messages.includes(sent.message), `${what} arrived as ${JSON.stringify(sent.message)}`);
+      assert.deepEqual(sent[0]!.recipients, recipients, what);
+      assert.ok(messages.includes(sent[0]!.message), `${what} arrived as ${JSON.stringify(sent[0]!.message)}`);
+      const isDefault = isDeepStrictEqual(recipients, [TO]);
+      if (!isDefault) met.confined++;
+      assert.equal(outcomeOf(confined), isDefault ? '201' : '403 recipient_not_allowed', what);
+      assert.deepEqual(sent.slice(1), isDefault ? [sent[0]] : [], what);
     }
-    assert.ok(met.sent > 100 && met.refused > 20, JSON.stringify(met));
+    assert.ok(met.sent > 100 && met.refused > 20 && met.confined > 20, JSON.stringify(met));
   },
 );
 
 /** A token that may send by GET, and the log fields of such a request. */
-const BY_GET = hook({ allow: ['GET /v2/send'], senders: [FROM], recipients: [TO], defaults: DEFAULTS });
+const BY_GET = hook({ allow: ['GET /v2/send'], defaults: DEFAULTS });
 
 const GETS_IN_EACH_FORM = SPELLINGS.map(({ form, ask: make }) => {
   const row = rowWith(make(SECRET), 'GET').replace(/v2\/send\??/, 'v2/send?message=a%0Ab&');
@@ -5444,7 +5509,7 @@ const GETS_IN_EACH_FORM = SPELLINGS.map(({ form, ask: make }) => {
 const SENT_BY_GET =
   `→ 201 | Cache-Control: no-store | POST /v2/send | > Content-Type: application/json | method=GET | route=/v2/send | status=201 | ${MEANT}`;
 table("GET /v2/send becomes a POST, if the token's allowlist spells it out, in each form of the token", {
-  ...hook({ allow: ['GET /v2/send'], defaults: DEFAULTS }),
+  ...hook({ ...TO_ALL, allow: ['GET /v2/send'] }),
 })`
   * bearer ${SENT_BY_GET}
   GET /v2/send?message=Front%20door → {"message":"Front door"} ;; GET /v2/send?message=Front+door → {"message":"Front door"}
@@ -5647,19 +5712,22 @@ table('only "auth" is removed from a webhook, whatever its value and spelling', 
   {"auth":"${OTHER}","AUTH":"${OTHER}","a":1,"\u0061uth":"${OTHER}"} ;; 'payload={"auth":"${OTHER}","a":1}'
   {"author":"a","authority":"b","oauth":"c","text":"payload=1"} → {"message":"abc{\"author\":\"a\",\"authority\":\"b\",\"oauth\":\"c\",\"text\":\"payload=1\"}"}`;
 
-const HOOKED = hook({ senders: [FROM], recipients: [TO], allow: ['messaging'], ...reading('{{text}}') });
+const HOOKED = hook({ senders: [FROM], recipients: [TO], allow: ['messaging'], defaults: DEFAULTS });
 table('attack: use a webhook for what no body may do, or send from another account or to another recipient', HOOKED)`
   * bearer → 400 bad_field
-  {"text":"x","recipients":["${TO}","group.*"]} ;; {"text":"x","recipients":["${TO}\n"]} ;; {"text":""}
-  {"text":"x","link_preview":{"url":"https://a","base64_thumbnail":"data:a/b;filename=/x;base64,QUJD"}}
+  {"message":"x","recipients":["${TO}","group.*"]} ;; {"message":"x","recipients":["${TO}\n"]} ;; {"message":""}
+  {"message":"x","link_preview":{"url":"https://a","base64_thumbnail":"data:a/b;filename=/x;base64,QUJD"}}
   * bearer → 403 sender_not_allowed
-  {"text":"x","number":"${STRANGER}"} ;; -- data = {"text":"x","number":"${STRANGER}"}
-  'payload={"text":"x","number":"${STRANGER.replace('+', '%2B')}"}'
-  @ {"defaults":{"number":"${STRANGER}"}} | {"text":"x","recipients":["${TO}"]}
+  {"message":"x","number":"${STRANGER}"} ;; -- data = {"message":"x","number":"${STRANGER}"}
+  'payload={"message":"x","number":"${STRANGER.replace('+', '%2B')}"}'
+  @ {"defaults":{"number":"${STRANGER}"}} | {"message":"x","recipients":["${TO}"]}
   * bearer → 403 recipient_not_allowed
-  {"text":"x","recipients":["${TO}","${STRANGER}"]} ;; {"text":"x","recipients":["${GROUP}"]}
-  {"text":"x","recipients":"${STRANGER}"}
-  @ {"defaults":{"number":"${FROM}","recipients":["${TO}","${STRANGER}"]}} | {"text":"x"}`;
+  {"message":"x","recipients":["${TO}","${STRANGER}"]} ;; {"message":"x","recipients":["${GROUP}"]}
+  {"message":"x","recipients":"${STRANGER}"}
+  @ {"defaults":{"number":"${FROM}","recipients":["${TO}","${STRANGER}"]}} | {"message":"x"}
+  # What a template reads as data reaches nobody.
+  * @ {"message":"{{text}}"} | ${MADE} | {"message":"x"}
+  {"text":"x","number":"${STRANGER}"} ;; {"text":"x","recipients":["${TO}","${STRANGER}"]}`;
 
 const MIB_BODY = `{"text":"x","more":"${'y'.repeat(MIB - 22)}"}`;
 table(
@@ -5694,6 +5762,7 @@ table(
 const WRITE_NUMBER = 'write "+", the country code and digits alone, in double quotes';
 const IS_NO_RECIPIENT =
   'is not a phone number ("+" and 5 to 15 digits), a user name (name.01), a UUID or a group\'s id';
+const NOT_ALONE = 'has "*", which means everyone, next to other entries';
 const NO_TEMPLATE = 'message: must be a template: text with {{names}} in it, or a list of its lines';
 /** Settings of a token, and their error messages. */
 const BAD_SETTINGS = literal`
@@ -5705,6 +5774,9 @@ const BAD_SETTINGS = literal`
   {"defaults":{"recipient":"${TO}"}} ⇒ defaults.recipient: is not a setting; did you mean "recipients"?
   {"defaults":{"recipients":["${TO}","15550100002"]}} ⇒ defaults.recipients[1]: "15550100002" ${IS_NO_RECIPIENT}; ${WRITE_NUMBER}
   {"defaults":{"recipients":["group.*",1]}} ⇒ defaults.recipients[0]: "group.*" ${IS_NO_RECIPIENT} ⇒ defaults.recipients[1]: 1 ${IS_NO_RECIPIENT}; ${WRITE_NUMBER}
+  {"defaults":{"recipients":["*"]}} ⇒ defaults.recipients[0]: "*" ${IS_NO_RECIPIENT}
+  {"senders":["*","${FROM}"],"recipients":["group.*","*"]} ⇒ senders: ${NOT_ALONE} ⇒ recipients: ${NOT_ALONE}
+  {"senders":["group.*"]} ⇒ senders[0]: "group.*" is not "+" and 5 to 15 digits
   {"defaults":{"constructor":1},"message":[]} ⇒ defaults.constructor: is not a setting ⇒ ${NO_TEMPLATE}
   {"message":"a\n{{#x}}"} ⇒ message: line 2, column 1: "{{#x}}" has no "{{/x}}"
   {"message":["a","","b{{#x}}"]} ⇒ message: line 3, column 2: "{{#x}}" has no "{{/x}}"
@@ -5714,7 +5786,7 @@ ${
   )
 }
   {"default":{},"template":""} ⇒ default: is not a setting; did you mean "defaults"? ⇒ template: is not a setting`;
-test("every mistake in a token's defaults or message, an empty template too, is reported with its place", () => {
+test("every mistake in a token's lists, defaults or message, an empty template too, is reported with its place", () => {
   for (const line of BAD_SETTINGS.trim().split('\n')) {
     const [token = '', ...problems] = line.trim().split(' ⇒ ');
     const found = problemsOf(() => createGateway(hook(JSON.parse(token))));
@@ -5735,12 +5807,6 @@ table('no webhook blocks the gateway for long, and the next send passes', NESTED
   * POST /v1/send | bearer → 201
   ${HELLO}`;
 
-/** Urlencoded fields in each form: as a body, as a multipart form, and as the query of a GET. */
-const inEachForm = (pairs: string): string[] => [
-  `'${pairs}'`,
-  Array.from(new URLSearchParams(pairs), ([name, value]) => `-- ${name} = ${value}`).join(' '),
-  `GET /v2/send?${pairs}`,
-];
 const SPELLED_ODDLY = 'recipients.0 recipients.0.number number.1 @recipients @number +recipient%E2%80%83'.split(' ');
 const BY_FORM = hook({ allow: ['send', 'GET /v2/send'], defaults: DEFAULTS });
 table(
@@ -5805,7 +5871,10 @@ const HONEST = literal`
   'b'.repeat(70)
 } ¦ name="recipients" ¦ name="f"; filename="ü.png" ¦ application/octet-stream;filename=ü ¦ who uses all that RFC 2046 allows
   "7f0-a b" ¦ name=recipients\r\nContent-Type: text/plain; charset=utf-8 ¦ name=f; filename=ü.png; filename*=utf-8''%C3%BC.png ¦ application/octet-stream;filename=ü ¦ .NET`;
-table('a multipart form is read as common programs write it: fields, files, and their headers in any order', hook())([
+table(
+  'a multipart form is read as common programs write it: fields, files, and their headers in any order',
+  hook(TO_ALL),
+)([
   `* ${MADE} | {"message":"a","recipients":["${THIRD}"]}`,
   HONEST.trim().split('\n').flatMap((line) => {
     const [boundary = '', field = '', file = '', made = ''] = line.trim().split(' ¦ ');
@@ -5895,6 +5964,10 @@ const LATE_BODIES = [
     ['', '%', '='],
     ['x', '\n', 'y'],
     ['x', '\n ', 'y'],
+    ['x', ';=', 'y'],
+    ['x', '%0A', 'y'],
+    ['message=x', ';=', ''],
+    ['message=x', '\n"', ''],
     ['number[', ']', 'x=1'],
     ['number', ' ', 'x=1'],
     ['message=x', '&message=', ''],
@@ -5965,7 +6038,7 @@ test(
       await assertLinear(bodies.map(([type = '', ...row]) => [...row, type]), MIB, async (text, row) => {
         const headers = { 'authorization': `Bearer ${token}`, 'content-type': row[3] };
         const { status } = await ask(gateway, { body: text, headers, agent });
-        assert.ok(status === 201 || status === 400, `${status}`);
+        assert.ok([201, 400, 403].includes(status), `${status}`);
       }, (isNode ? 48 : 96) * yardMs); // Deno takes twice as long for keys with escapes
     }
   },
@@ -6278,31 +6351,32 @@ table('a token without recipients may change a group, and so may one whose patte
 const ONE_RECIPIENT = { ...CONFINED, ...tokens({ recipients: [TO] }) };
 const sendTo = (name: string): string =>
   `{${SAID},"recipients":["${TO}","${name}"]} ;; ${TYPING} | {"recipient":"${name}"}`;
+const ITS_LIST = literal`its list (\"recipients\", or else those in \"defaults\").`;
 table(
   'recipient_not_allowed names the kind of the refused recipient, also in a path, but never the recipient',
   ONE_RECIPIENT,
 )`
-  * bearer → 403 recipient_not_allowed | "one of these recipients: a phone number that is not on its list.","code""
+  * bearer → 403 recipient_not_allowed | "one of these recipients: a phone number that is not on ${ITS_LIST}","code""
   ${sendTo(STRANGER)}
-  * bearer → 403 recipient_not_allowed | "that is not on its list. Write a phone number as \"+\" and digits only, such"
+  * bearer → 403 recipient_not_allowed | "${ITS_LIST} Write a phone number as \"+\" and digits only, such"
   ${[STRANGER.slice(1), '+1 555 999 9999', '+1 (555) 999-9999', '0555/9999'].map(sendTo)}
-  * bearer → 403 recipient_not_allowed | "one of these recipients: a UUID that is not on its list.","code""
+  * bearer → 403 recipient_not_allowed | "one of these recipients: a UUID that is not on ${ITS_LIST}","code""
   ${['0a1b2c3d-0405-4607-8809-0a0b0c0d0e0f', '0A1B2C3D-0405-4607-8809-0A0B0C0D0E0F'].map(sendTo)}
-  * bearer → 403 recipient_not_allowed | "one of these recipients: a user name that is not on its list.","code""
+  * bearer → 403 recipient_not_allowed | "one of these recipients: a user name that is not on ${ITS_LIST}","code""
   ${sendTo('somebody.01')}
   * bearer → 403 recipient_not_allowed | "one of no known kind (phone number, user name such as name.01, UUID, group) "
   ${['Mum', 'Group.01', '0664x', 'somebody'].map(sendTo)}
-  * bearer → 403 recipient_not_allowed | "one of these recipients: a group that is not on its list.","code""
+  * bearer → 403 recipient_not_allowed | "one of these recipients: a group that is not on ${ITS_LIST}","code""
   ${sendTo(GROUP)} ;; DELETE ${GROUPS}/${GROUP} ;; POST ${GROUPS}/${GROUP}/join
   POST ${GROUPS}/${GROUP}/pin-message | {"target_author":"${TO}","timestamp":1}`;
 
 table('sender_not_allowed explains how to write a number, if it was written differently', tokens({ senders: [FROM] }))`
   * bearer → 403 sender_not_allowed
-  {"message":"x","number":"${STRANGER}","recipients":["${TO}"]} → "read, that account.","
+  {"message":"x","number":"${STRANGER}","recipients":["${TO}"]} → "the number in \"defaults\").","
   {"message":"x","number":"${
   FROM.slice(1)
-}","recipients":["${TO}"]} → "account. Write a phone number as \"+\" and digits"
-  {"message":"x","number":"+1 555 0100001","recipients":["${TO}"]} → "account. Write a phone number as \"+\" and digits"`;
+}","recipients":["${TO}"]} → "\"defaults\"). Write a phone number as \"+\" and digits"
+  {"message":"x","number":"+1 555 0100001","recipients":["${TO}"]} → "\"defaults\"). Write a phone number as \"+\" and digits"`;
 
 const groupOf = (id: string): string => `group.${Buffer.from(id).toString('base64')}`;
 // Reactions decode leniently and pass the result to signal-cli as an argument (here "--username=evil.01"); receipts and
@@ -10077,7 +10151,7 @@ test('--check describes what each token may do, and reveals nothing of its secre
         "rate":"30/1m","clients":["10.0.0.0/8"],"expires":"2020-01-01","methods":["path"]},
       "plain":{"secret":"${OTHER}"},
       "hook":{"secret":"${OTHER}2","message":"{{x}}",${defaults(TO, GROUP)},"text_mode":"styled"}},
-      "other":{"secret":"${OTHER}3","senders":["${FROM}"],"message":"{{x}}"},
+      "other":{"secret":"${OTHER}3","senders":["${FROM}"],"recipients":["*"],"message":"{{x}}",${defaults(TO)}}},
       "barred":{"secret":"${OTHER}4","senders":["${FROM}"],"recipients":["${TO}"],${defaults(TO, STRANGER)}}},
       "reader":{"secret":"${OTHER}5","allow":["info"],${defaults(TO)}}}}}`;
   const file = fileWith(t, config);
@@ -10096,10 +10170,10 @@ test('--check describes what each token may do, and reveals nothing of its secre
     'warning: the token "home" has expired',
     `  home | may call send, GET /v1/groups/:number | presented as path | sends from ${FROM} | sends to ${TO}, group.* | rate 30/1m | from 10.0.0.0/8 | expires 2020-01-01T23:59:59.999Z`,
     `  plain | may call send, info | presented as bearer, basic, body | sends from any account | sends to anyone | ${open} | expires never`,
-    `  hook | may call send, info | presented as bearer, basic, body | sends from any account | sends to anyone | ${open} | webhooks become sends, with the message from a template; by default with number ${FROM}, recipients ${TO} and ${GROUP}, text_mode styled | expires never`,
-    `  other | may call send, info | presented as bearer, basic, body | sends from ${FROM} | sends to anyone | ${open} | webhooks become sends, with the message from a template | expires never`,
-    `  barred | may call send, info | presented as bearer, basic, body | sends from ${FROM} | sends to ${TO} | ${open} | webhooks become sends; by default with number ${FROM}, recipients ${TO} and ${STRANGER}; warning: they will be refused: This token may not send to one of these recipients: a phone number that is not on its list. | expires never`,
-    `  reader | may call info | presented as bearer, basic, body | sends from any account | sends to anyone | ${open} | webhooks become sends; by default with number ${FROM}, recipients ${TO}; warning: they will be refused: This token may not use this endpoint; the word "send" in its "allow" opens it. | expires never`,
+    `  hook | may call send, info | presented as bearer, basic, body | sends from ${FROM} | sends to ${TO}, ${GROUP} | ${open} | webhooks become sends, with the message from a template; by default with number ${FROM}, recipients ${TO} and ${GROUP}, text_mode styled | expires never`,
+    `  other | may call send, info | presented as bearer, basic, body | sends from ${FROM} | sends to anyone | ${open} | webhooks become sends, with the message from a template; by default with number ${FROM}, recipients ${TO} | expires never`,
+    `  barred | may call send, info | presented as bearer, basic, body | sends from ${FROM} | sends to ${TO} | ${open} | webhooks become sends; by default with number ${FROM}, recipients ${TO} and ${STRANGER}; warning: they will be refused: This token may not send to one of these recipients: a phone number that is not on its list ("recipients", or else those in "defaults"). | expires never`,
+    `  reader | may call info | presented as bearer, basic, body | sends from ${FROM} | sends to ${TO} | ${open} | webhooks become sends; by default with number ${FROM}, recipients ${TO}; warning: they will be refused: This token may not use this endpoint; the word "send" in its "allow" opens it. | expires never`,
     '',
   ]);
 });
@@ -10138,9 +10212,10 @@ test('--check reports each pattern that can never match, and no other; GET /v2/s
 test('render prints the send that would be made from a payload, sends nothing, and refuses what the gateway refuses', async (t) => {
   const backend = await startBackend(t);
   const styled = { ...DEFAULTS, text_mode: 'styled' };
-  const hook = { senders: [FROM], recipients: [TO], message: '{{#alerts}}\n{{name}}\n{{/alerts}}', defaults: styled };
+  const hook = { message: '{{#alerts}}\n{{name}}\n{{/alerts}}', defaults: styled };
+  const text = { secret: `${OTHER}3`, defaults: DEFAULTS };
   const reader = { secret: `${OTHER}2`, allow: ['info'], defaults: DEFAULTS };
-  const tokens = { hook: { secret: SECRET, ...hook }, plain: { secret: OTHER }, reader };
+  const tokens = { hook: { secret: SECRET, ...hook }, plain: { secret: OTHER }, reader, text };
   const file = fileWith(t, { backend: { url: backend.url }, tokens });
   const payload = JSON.stringify({ alerts: [{ name: 'ü' }, { name: 'b' }], number: 2, auth: OTHER });
 
@@ -10150,15 +10225,20 @@ test('render prints the send that would be made from a payload, sends nothing, a
       assert.deepEqual([code, stderr, JSON.parse(stdout)], [0, '', { ...styled, message: 'ü\nb' }]);
     }
   }
-  const laid = (fields: object): string => JSON.stringify({ ...JSON.parse(payload), number: FROM, ...fields });
+  const laid = (fields: object): string => JSON.stringify({ message: 'x', ...fields });
   const rows: [number, string, string, RegExp][] = [
     [1, 'hook', '{"a":1}', /^The send would lack message; the body's top-level keys are "a"\. .*\n$/],
-    [1, 'hook', laid({ recipients: [STRANGER] }), /^This token may not send to .*: a phone number .*\.\n$/],
-    [1, 'hook', laid({ number: STRANGER }), /^This token may not send from, or read, that account\.\n$/],
+    [1, 'text', laid({ recipients: [STRANGER] }), /^This token may not send to .*: a phone number .*\.\n$/],
+    [
+      1,
+      'text',
+      laid({ number: STRANGER }),
+      /^This token may use only the accounts on its list \("senders", or else the number in "defaults"\)\.\n$/,
+    ],
     [1, 'hook', '{"a":x}', /^The body is not a JSON object: expected a value, at byte 6\.\n$/],
     [1, 'reader', '{"message":"x"}', /^This token may not use this endpoint; the word "send" .*\n$/],
     [1, 'hook', sized(MIB + 1), /^The body is larger than 1MiB, the most that this gateway accepts here\.\n$/],
-    [2, 'hock', '{}', /^there is no token with that name; there are "hook", "plain", "reader"\n$/],
+    [2, 'hock', '{}', /^there is no token with that name; there are "hook", "plain", "reader", "text"\n$/],
     [2, SECRET, '{}', /^there is no token with that name/],
     [2, 'plain', '{}', /^the token "plain" has neither "defaults" nor "message", and relays bodies unchanged\n$/],
   ];

@@ -205,11 +205,15 @@ interface TokenConfig {
   methods?: Form[];
   /** Like the top-level `allow`. */
   allow?: string[];
-  /** The accounts that the token may send from and read, each `+` and digits. If absent, every account. */
+  /**
+   * The accounts that the token may send from and read, each `+` and digits. `*`, which stands alone, is every account.
+   * If absent, the `number` of `defaults`, or every account if they have none.
+   */
   senders?: string[];
   /**
    * The recipients that the token may send to: phone numbers, user names, UUIDs and `group.…` ids. `group.*` is any
-   * group. If absent, every recipient.
+   * group; `*`, which stands alone, is every recipient. If absent, the `recipients` of `defaults`, or every
+   * recipient if they have none.
    */
   recipients?: string[];
   /** Like the top-level `rate`. */
@@ -220,9 +224,9 @@ interface TokenConfig {
   expires?: string;
   /**
    * Fields that the gateway adds to a send if the body lacks them. With `defaults` or `message`, a POST to /v2/send is
-   * not relayed unchanged: the gateway makes a new send from the body, which may be JSON, a form or text. A field of
-   * the body overrides its default, so restrict the token with `senders` and `recipients`. With `text_mode` "styled",
-   * the backend interprets markup such as `**bold**` in a message.
+   * not relayed unchanged: the gateway makes a new send from the body, which may be JSON, a form or text. Without
+   * `senders` and `recipients`, the token may use only this number and these recipients. With `text_mode` "styled", the
+   * backend interprets markup such as `**bold**` in a message.
    */
   defaults?: { number?: string; recipients?: string[]; text_mode?: 'normal' | 'styled' };
   /**
@@ -352,8 +356,8 @@ const TOKEN_READERS = {
   clients: readAddresses,
   secret: readSecret,
   secretFile: readSecretFile,
-  senders: listOf(readNumber),
-  recipients: listOf(readerOfRecipients(true)),
+  senders: listOrAll(readNumber),
+  recipients: listOrAll(readerOfRecipients(true)),
   expires: readExpiry,
   defaults: readDefaults,
   message: readTemplate,
@@ -574,7 +578,10 @@ const PROBLEMS = {
   unauthorized: [401, 'A valid API token is required in an accepted form, such as "Authorization: Bearer TOKEN".'],
   endpoint_not_allowed: [403, 'This token may not use this endpoint.'],
   setup_blocked: [403, 'Account setup is blocked here; do it directly on the backend.'],
-  sender_not_allowed: [403, 'This token may not send from, or read, that account.'],
+  sender_not_allowed: [
+    403,
+    'This token may use only the accounts on its list ("senders", or else the number in "defaults").',
+  ],
   recipient_not_allowed: [403, 'This token may not send to one of these recipients.'],
   client_not_allowed: [403, 'Requests from this address are not accepted.'],
   cross_site: [403, "From a browser, use a bearer token or the path form, or add the page's origin to CORS_ORIGINS."],
@@ -2591,21 +2598,10 @@ const SEND_FIELDS =
   ('message number recipients text_mode base64_attachments sticker mentions quote_timestamp quote_author quote_message ' +
     'quote_mentions edit_timestamp notify_self view_once link_preview').split(' ');
 
-/** Plain names that other programs use for recipients. If the value is not an address, the field is data. */
-const ADDRESSING = /^(?:to|targets?|destinations?|groups?(?:_?ids?)?|chat_?ids?|numbers|receivers|recipient.*)$/;
-
-/**
- * Matches a phone number or a group's id where a value, in JSON, or an element of it begins. A space stands for a "+"
- * that a form did not encode.
- */
-const ADDRESS = /(?:^|,)[\s"'([]*(?:\w+:)?(?:(?:[+ ]|00)[ (]?[1-9](?:[ ()./-]{0,3}\d){5}|group\.\S{40})/;
-
 /** secured-signal-api delays a send until its `send_at`. The gateway does not schedule. */
 const NEVER_LATER = 'asks for a later time, but nothing is scheduled here; remove the field to send at once';
 const NOT_IN_A_SEND = 'is not a field of a send; a send has "number", "recipients" and "base64_attachments"';
 const NAMED_UNENCODED = 'names a recipient, but is not encoded as a form: encode each value (curl --data-urlencode)';
-const NAMED_ELSEWHERE =
-  'names a recipient, which a send does in "recipients"; for a token with a "message" template it is data';
 
 /** The plain name of a body's credential. A credential, valid or not, must not get into the text of a message. */
 const CREDENTIAL_NAME = 'auth';
@@ -2613,17 +2609,19 @@ const CREDENTIAL_NAME = 'auth';
 /** A body that begins like this is meant as JSON, so if it is invalid, it is refused instead of sent as text. */
 const BEGINS_OBJECT = /^\s*\{/;
 
-/** Matches a recipient in YAML, a header, or JSON without its braces: "recipients: +4915112345678". */
-const NAMED_BY_COLON = /(?:^|[&;,=\n])\W{0,9}recipients?["']?\s?:\W{0,20}(?:\d{7}|group\.)/i;
+/** Matches `recipients` with what programs write around the name, and "=" or ":": `@recipient=`, `"recipients": `. */
+const NAMED = `(?:[ \\t"'@]|%40)*recipients?(?:[ \\t"'[\\].\\d]|%5[bd])*[=:]`;
+const NAMED_IN_TEXT = new RegExp(`(?:^|[&;\\n]|%0a)${NAMED}`, 'i');
+const NAMED_IN_VALUE = new RegExp(`(?:[;\\n]|%0a)${NAMED}`, 'i');
 
 /**
- * Bodies that are neither JSON nor a form, but are not text either: as text they would go to the default recipients, or
- * arrive garbled. So would a pair that names a recipient, such as `x=a b&recipients=…`.
+ * Bodies that are neither JSON nor a form, but are not text either: as text they would go to other recipients than they
+ * name, contain a credential, or arrive garbled.
  */
 const DOUBTS: Hints = [
   [/^['"`[\s\p{Pi}\p{Pf}]+\{/u, 'begins like JSON, but within a quote or a bracket'],
   [/(?:^|[&;\n])[^\S\n]*(?:@|%40)?auth=[^&\s]{16}/i, 'contains a credential, but is not a form: encode each value'],
-  [NAMED_BY_COLON, NAMED_UNENCODED],
+  [NAMED_IN_TEXT, NAMED_UNENCODED],
   [/^[\w\-.~*+!'()]*(?:%[0-9a-f]{2}[\w\-.~*+!'()]*)+$/i, 'is encoded like a form, but has no "message="'],
 ];
 
@@ -2656,9 +2654,9 @@ function makesSends({ defaults, message }: Token) {
 async function readSend(exchange: Exchange, body: RequestBody) {
   const [token, target] = [exchange.token!, exchange.target!];
   exchange.target = { ...target, method: SEND_ROUTE.method, query: '' };
-  for (const [name, value] of target.parameters) {
+  for (const [name] of target.parameters) {
     if (name.startsWith('@')) throw badField(name, `is a parameter of secured-signal-api; ${MIGRATING}`);
-    const isLost = !target.isSendByGet && (isNeverDropped(name) || namesSomebody(name, value));
+    const isLost = !target.isSendByGet && isNeverDropped(name);
     if (isLost) throw badField(name, 'is in the query, which is ignored for a POST');
   }
   const payload = target.isSendByGet
@@ -2684,8 +2682,7 @@ function readPayload(token: Token, body: Buffer, contentType = '') {
   if (/^(?:application\/x-www-form-urlencoded)?$/.test(type)) {
     const form = text.trim(); // a form from a file may begin with a byte order mark or end with a line feed
     if (isHtmlForm(token, form)) return readForm(form, token);
-    const isNamed = anyNamesSomebody(form.split(/[&;\n]|%0A/i), token);
-    const doubt = isNamed ? NAMED_UNENCODED : hintFor(DOUBTS, form);
+    const doubt = hintFor(DOUBTS, form);
     if (doubt) throw badJson(`The body ${doubt}. With "Content-Type: text/plain" it is sent unchanged.`);
   }
   return readFields([['message', cutText(text.replace(NOT_TEXT, ''))]], token);
@@ -2699,16 +2696,10 @@ function readPayload(token: Token, body: Buffer, contentType = '') {
 function readJson(json: Buffer) {
   BodyScan.fieldsOf(json, 'none'); // stricter than JSON.parse: encoding, depth, an object
   const text = json.toString();
-  // UNTIL V8 tells keys apart: as in `#endText`, after {"recipient\\":0} it reads the key of {"recipient\u0073":[]} as
-  // the same. So keys lose the escapes that they do not need (test "attack: post a key").
-  let plain = '';
-  let from = 0;
-  for (const { key, quoted, index, isRepeated } of notableKeys(text)) {
-    if (isRepeated && isNeverDropped(key)) throw badField(key, 'may be given only once');
-    plain += text.slice(from, index) + JSON.stringify(key);
-    from = index + quoted.length;
+  for (const { key } of repeatedKeys(text)) {
+    if (isNeverDropped(key)) throw badField(key, 'may be given only once');
   }
-  const payload = JSON.parse(plain + text.slice(from)) as JsonObject;
+  const payload = JSON.parse(text) as JsonObject;
   for (const key of Object.keys(payload)) {
     if (plainName(key) === CREDENTIAL_NAME) delete payload[key];
   }
@@ -2772,14 +2763,6 @@ function failMultipart(): never {
   throw badJson('The body is not a multipart form as browsers and "curl -F" send it.');
 }
 
-/** Whether one of these pieces of a text begins with a pair that names a recipient. */
-function anyNamesSomebody(pieces: readonly string[], { message: template }: Token) {
-  return pieces.some((piece) => {
-    const [[name, value] = ['', '']] = new URLSearchParams(piece);
-    return /^[^&]*=/.test(piece) && namesSomebody(name, value, template);
-  });
-}
-
 /**
  * The payload of an HTML form or of a query.
  * @throws {Problem} as readFields, and bad_json for what would be lost, cut off or garbled.
@@ -2794,9 +2777,7 @@ function readForm(form: string, token: Token) {
       'The form has an "&" or ";" that was not encoded: write %26 (curl --data-urlencode), or post it as text/plain.',
     );
   }
-  // In a value that was not encoded. In a query its line feed was, because no URL has one.
-  const isNamed = anyNamesSomebody(form.split(/[;\n]|%0A/i).slice(1), token);
-  if (isNamed || NAMED_BY_COLON.test(form)) throw badJson(`A value of the form ${NAMED_UNENCODED}.`);
+  if (NAMED_IN_VALUE.test(form)) throw badJson(`A value of the form ${NAMED_UNENCODED}.`);
   try {
     pairs.forEach(decodeURIComponent);
   } catch {
@@ -2825,7 +2806,7 @@ function isHtmlForm({ message: template }: Token, text: string) {
  * @throws {Problem} as readJson, and bad_field for `send_at`, a second `number`, or JSON that names a recipient and
  *   would be lost.
  */
-function readFields(pairs: Iterable<Pair>, { message: template }: Token): JsonObject {
+function readFields(pairs: Iterable<Pair>, token: Token): JsonObject {
   const fields: Record<string, string | string[]> = Object.create(null); // `__proto__` is an ordinary name here
   const payloads: JsonObject[] = [];
   for (const [name, value] of pairs) {
@@ -2854,7 +2835,7 @@ function readFields(pairs: Iterable<Pair>, { message: template }: Token): JsonOb
     if (payload.base64_attachments == null) return { ...payload, base64_attachments };
   }
   // Next to other fields, this JSON is not a field of a send, so its recipients would be lost with it.
-  const lost = payloads.flatMap((json) => Object.keys(sendFields(json, template))).find(isNeverDropped);
+  const lost = payloads.flatMap((json) => Object.keys(sendFields(token, json))).find(isNeverDropped);
   if (lost) throw badField(lost, 'is in a JSON field next to other fields, and would be lost');
   return fields;
 }
@@ -2863,8 +2844,9 @@ function readFields(pairs: Iterable<Pair>, { message: template }: Token): JsonOb
  * The send of a payload: the defaults, the payload's fields over them, and the template's message over both.
  * @throws {Problem} bad_field if the message, the number or the recipients are missing.
  */
-function makeSend({ defaults, message: template }: Token, payload: JsonObject) {
-  const send: JsonObject = { ...defaults, ...sendFields(payload, template) };
+function makeSend(token: Token, payload: JsonObject) {
+  const { defaults, message: template } = token;
+  const send: JsonObject = { ...defaults, ...sendFields(token, payload) };
   // A template's last line may be a section, whose text ends with a line feed.
   if (template) send.message = template.render(payload).replace(/\r?\n$/, '');
   // A picture or a sticker needs no message. But a template that finds nothing must not go unnoticed because there is a
@@ -2885,22 +2867,22 @@ function makeSend({ defaults, message: template }: Token, payload: JsonObject) {
 }
 
 /**
- * The fields of a send that a payload has.
- * @param template the token's. What it can read is data: `send_at` where there is no message, names of other programs.
+ * The fields of a send that a payload has. For a template some of them are data: `send_at` where there is no message,
+ * and `number` and `recipients` where the defaults have them, because another program means something else by these.
  * @throws {Problem} bad_field.
  */
-function sendFields(payload: JsonObject, template: Template | undefined) {
+function sendFields({ defaults = {}, message: template }: Token, payload: JsonObject) {
   const fields: JsonObject = {};
   for (const [key, value] of Object.entries(payload)) {
     const isSchedule = plainName(key) === 'send_at';
     if (value === null || (isSchedule && template && typeof payload.message !== 'string')) continue;
+    if (template && (key === 'number' || key === 'recipients') && defaults[key]) continue;
     if (key === 'recipient' && value === '' && !isBlank(payload.recipients)) continue; // the backend ignores it too
     if (!template && key === 'message' && typeof value === 'object') {
       throw badField(key, 'must be text, not an object or a list');
     }
     if (SEND_FIELDS.includes(key)) fields[key] = key in LIST_KEYS ? [value].flat() : value;
     else if (isNeverDropped(key)) throw badField(key, isSchedule ? NEVER_LATER : NOT_IN_A_SEND);
-    else if (payload.recipients == null && namesSomebody(key, value, template)) throw badField(key, NAMED_ELSEWHERE);
   }
   // A number that is not a string means something else, such as the number of a pull request.
   if (typeof fields.number !== 'string' || fields.number === '') delete fields.number;
@@ -2922,19 +2904,6 @@ function plainName(name: string) {
  */
 function isNeverDropped(name: string) {
   return /^(?:number|recipients?|base64_attachments?|send_at)$/.test(plainName(name));
-}
-
-/**
- * Whether a field that the gateway does not use names a recipient of the message.
- * @param template the token's. For a template a misspelt name, or one of other programs, is data.
- */
-function namesSomebody(name: string, value: unknown, template?: Template) {
-  const plain = plainName(name);
-  // Within two letters of "recipients", or of its singular. Letters beyond the thirteenth cannot bring a name closer.
-  const distance = editDistance(plain.slice(0, 13).replace(/t$/, 'ts'), 'recipients');
-  if (distance <= (template ? 0 : 2)) return true;
-  const isAddressing = plain === 'number' || (!template && ADDRESSING.test(plain));
-  return isAddressing && ADDRESS.test(JSON.stringify(value));
 }
 
 /** Whether a value is missing, empty, only white space or an empty list. */
@@ -3230,7 +3199,8 @@ function mistakeInAttachment(meta: string) {
 function refusalOfRecipient({ recipients }: Token, value: string) {
   const kind = kindOf(value);
   if (!recipients || recipients.has(value) || (kind === 'a group' && recipients.has('group.*'))) return undefined;
-  const detail = `This token may not send to one of these recipients: ${kind} that is not on its list.`;
+  const list = 'its list ("recipients", or else those in "defaults")';
+  const detail = `This token may not send to one of these recipients: ${kind} that is not on ${list}.`;
   const hint = kind === 'a phone number' ? hintForNumber(value) : '';
   return withDetail('recipient_not_allowed', detail + hint);
 }
@@ -4866,8 +4836,7 @@ function noteFile(sources: Sources, file: string) {
   const config = sources.collect(at, () => parseFile(text));
   if (config === undefined) return;
   sources.collect('the configuration', () => noteObject(sources, config));
-  for (const { key, index, isRepeated } of notableKeys(text)) {
-    if (!isRepeated) continue;
+  for (const { key, index } of repeatedKeys(text)) {
     sources.add(at, `${placeAfter(text.slice(0, index))}: ${showValue(key, 'a key')} is given twice in one object`);
   }
   if (PLAIN_SECRET.test(JSON.stringify(config)) && statSync(file).mode & 0o004) {
@@ -4924,21 +4893,16 @@ function hintForSyntax(text: string, at: number) {
  */
 const KEYS_AND_BRACES = /[{}]|("[^"\\]*(?:\\.[^"\\]*)*")(\s*:)?/g;
 
-/**
- * Finds each key with an escape, and each key that is repeated in its object, because JSON.parse would take the last
- * value.
- */
-function* notableKeys(text: string) {
+/** Finds each key that is repeated in its object, because JSON.parse would take the last value. */
+function* repeatedKeys(text: string) {
   const open: Set<string>[] = []; // the keys of each object that is open, the innermost first
   for (const { 0: token, 1: quoted = '', 2: colon, index } of text.matchAll(KEYS_AND_BRACES)) {
     if (token === '{') open.unshift(new Set());
     if (token === '}') open.shift();
     if (!colon) continue;
     const keys = open[0]!;
-    const hasEscape = quoted.includes('\\');
-    const key = hasEscape ? JSON.parse(quoted) as string : quoted.slice(1, -1);
-    const isRepeated = keys.has(key);
-    if (isRepeated || hasEscape) yield { key, quoted, index, isRepeated };
+    const key = quoted.includes('\\') ? JSON.parse(quoted) as string : quoted.slice(1, -1);
+    if (keys.has(key)) yield { key, index };
     keys.add(key);
   }
 }
@@ -5036,8 +5000,13 @@ type Rules = Omit<ReturnType<typeof makeRules>, keyof AtStart>;
 /** Makes the rules of a configuration. They never change: a request keeps those that it began with. */
 function makeRules(settings: Settings) {
   const { 'auth.methods': methods, 'tls.cert': cert, allow, rate, clients } = settings;
-  // A token's own value replaces the top-level one whole: merged, a list could only become wider.
-  const resolve = (token: TokenSettings) => ({ methods, allow, rate, clients, expires: Infinity, ...token }) as Token;
+  // A token's own value replaces an inherited one whole: merged, a list could only become wider. Defaults confine, so
+  // that a body that was misread reaches nobody else; a list that is present but undefined is everyone.
+  const resolve = (token: TokenSettings) => {
+    const { number, recipients } = token.defaults ?? {};
+    const lists = { senders: number && new Set([number]), recipients: recipients && new Set(recipients) };
+    return { methods, allow, rate, clients, expires: Infinity, ...lists, ...token } as Token;
+  };
   const tokens = settings.tokens.map(resolve);
   /** The token of every request, if none is configured. */
   const anonymous = tokens.length === 0 ? resolve({ name: 'anonymous', digest: '' }) : undefined;
@@ -5148,6 +5117,19 @@ function listOf<T>(read: Reader<T>): Reader<ReadonlySet<T>> {
     ensure(Array.isArray(items) && items.length > 0, 'must be a list with at least one entry');
     const mistakes = new Mistakes();
     return mistakes.end(new Set(items.map((item, i) => mistakes.collect(`[${i}]`, () => read(item))!)));
+  };
+}
+
+/** Makes a reader of a token's list. "*" alone means everyone: no list, and none from the defaults. */
+function listOrAll(read: Reader<string>) {
+  const readList = listOf((item) => item === '*' ? item : read(item));
+  return (value: unknown) => {
+    const list = readList(value);
+    ensure(
+      list.size === 1 || !list.has('*'),
+      'has "*", which means everyone, next to other entries',
+    );
+    return list.has('*') ? undefined : list;
   };
 }
 
