@@ -856,6 +856,14 @@ async function mistakesIn(file: string): Promise<string[]> {
   return [...new Set(owners)];
 }
 
+/** What only one of two places has, for the message of a failure: the code and a page, or two lists of a test. */
+function difference(place: string, found: readonly string[], other: string, wanted: readonly string[]): string[] {
+  return [
+    ...found.filter((each) => !wanted.includes(each)).map((each) => `${each} is in ${place}, but not in ${other}`),
+    ...wanted.filter((each) => !found.includes(each)).map((each) => `${each} is in ${other}, but not in ${place}`),
+  ];
+}
+
 /** The mistakes for which a configuration is refused. */
 function problemsOf(load: () => unknown): readonly string[] {
   try {
@@ -8847,6 +8855,56 @@ test('a log line names twenty tokens, and has the number of the others', async (
     const gateway = await startGateway(t, { url: 'http://127.0.0.1:1' }, { tokens: all });
     assert.equal(logLines(gateway.log)[0]!.names, `${names.slice(0, 20)}${end}`);
   }
+});
+
+/** The fields of a request's log line: those that the gateway makes, and those whose text a client has written. */
+const LINE_FIELDS = {
+  own: 'requestId client method route token form status code reason hint closing bytesIn bytesOut ms'.split(' '),
+  written: ['origin'],
+};
+
+// With the User-Agent as a field, added without a limit, one address could write 15 KiB a line, and every test passed.
+test("the fields of a request's log line are a known list; whatever a refused client sends, its lines are at most 1 KiB", async (t) => {
+  const { own, written } = LINE_FIELDS;
+  const fields = groupsOf(/'request', \{([^]*?)\n {2}\}\);/.exec(SOURCE)![1]!, /^ {4}(\w+)[:,]/gm);
+  const hint = 'see "A field of the log" in CONTRIBUTING.md';
+  assert.deepEqual(difference('logExchange', fields, 'LINE_FIELDS', [...own, ...written]), [], hint);
+  const [, manual] = MANUAL.split('## The log\n');
+  assert.deepEqual(fields.filter((name) => !new RegExp(`\\b${name}\\b`).test(manual!)), [], 'not in docs/settings.md');
+  const [, last] = /^const LAST_FIELDS = '([^']*)'/m.exec(SOURCE)!;
+  assert.deepEqual(last!.split(' ').slice(-written.length), written, 'a text from a client is the last field');
+
+  const log = { level: 'debug', format: 'json' } as const;
+  const { gateway } = await startBoth(t, { log, cors: [DASHBOARD], trustedProxies: ['127.0.0.1'] });
+  const long = 'x'.repeat(15 * 1024);
+  const framing = ['content-length', 'transfer-encoding', 'connection'];
+  const words = groupsOf(SOURCE, /'([a-z]+(?:-[a-z0-9]+)+)'/g);
+  const others = 'host origin referer cookie from via range expect upgrade user-agent x-request-id'.split(' ');
+  const names = [...new Set([...words, ...others])].filter((name) => !framing.includes(name));
+  const values = [long, `https://${long}`];
+  const bearer = `Authorization: Bearer ${SECRET}`;
+  const answers: string[] = [];
+  for (const name of names) {
+    const both = values.map((value) => `${name}: ${value}`).flatMap((header) => [
+      rawRequest(gateway, '/v1/about', { headers: [header] }),
+      rawRequest(gateway, '/v1/accounts', { headers: [bearer, header] }),
+    ]);
+    answers.push(...await Promise.all(both));
+  }
+  const path = '/rate-limit-challenge'.repeat(700);
+  for (const target of [`/${long}`, path, `/v1/about?${long}`, `/@auth=${long}/v1/about`]) {
+    answers.push(await rawRequest(gateway, target));
+    answers.push(await rawRequest(gateway, target, { headers: [bearer], method: 'DELETE' }));
+  }
+  answers.push(await rawRequest(gateway, '/v2/send', { body: `{"${long}":"${long}"}`, method: 'POST' }));
+  answers.push(await raw(gateway, `${long} / HTTP/1.1\r\n\r\n`));
+  const refused = answers.filter((text) => statusOf(text) >= 400).length;
+  assert.ok(refused > 100, `${refused} of ${answers.length} requests were refused`);
+  const tooLong = gateway.log.filter((line) => Buffer.byteLength(line) > 1024);
+  const lengthOf = (field: unknown): number => JSON.stringify(field).length;
+  const culprits = logLines(tooLong).flatMap((line) => Object.keys(line).filter((name) => lengthOf(line[name]) > 500));
+  assert.deepEqual([...new Set(culprits)], [], 'the fields that a client can make long');
+  assert.deepEqual(tooLong, []);
 });
 
 test('log.level is the least severe level that is logged', async (t) => {
