@@ -1213,24 +1213,42 @@ async function handleInTurn(core: Core, res: ServerResponse, isUpgrade: boolean)
 }
 
 /**
+ * What went wrong on a connection, by the error's code, and the warning about it, if it deserves one. The first row
+ * that matches decides.
+ */
+const UNPARSED: readonly (readonly [reason: RegExp, code: ProblemCode, warning?: string])[] = [
+  [/^ECONNRESET|^HPE_INVALID_EOF/, 'client_left'],
+  [/TIMEOUT/, 'request_timeout'],
+  [/OVERFLOW/, 'too_many_headers', 'the HTTP parser refused a request: too_many_headers'],
+  [/^HPE_/, 'bad_request', 'the HTTP parser refused a request: bad_request'],
+  [
+    /^ERR_SSL_(?:HTTP_REQUEST|WRONG_VERSION_NUMBER)$/,
+    'bad_request',
+    'a client sent plain http (or something else) to this https port',
+  ],
+  [/^/, 'bad_request'], // such as another error in a TLS handshake
+];
+
+/**
  * Responds to requests that the HTTP parser refuses, and to requests whose headers do not arrive in time. Further bytes
  * on the connection are discarded.
  */
 function respondUnparsed(core: Core, error: NodeJS.ErrnoException & { rawPacket?: Buffer }, socket: Socket) {
   const { code: reason = '', rawPacket } = error;
+  const [, code, warning] = UNPARSED.find(([pattern]) => pattern.test(reason))!;
   const connection = connectionOf(core, socket);
   const [current] = connection.due; // the response that is due
-  if (/^(?:ECONNRESET|HPE_INVALID_EOF)/.test(reason) || (current && socket.readableEnded)) return void socket.destroy();
+  const hasEnded = current !== undefined && socket.readableEnded;
+  if (code === 'client_left' || hasEnded) return void socket.destroy();
   // UNTIL Deno does not share the parser of a refused connection: Deno 2.9 reuses it for another connection, also after
   // a timeout, and feeds it the bytes and the end of this one (tests "garbage sent byte by byte" and "the end of a
   // refused connection").
   socket.removeAllListeners('data').removeAllListeners('end').once('end', destroyThis).resume();
   if (!socket.writable && reason.startsWith('HPE_')) return; // an earlier error has its response
-  const refusal = /OVERFLOW/.test(reason) ? 'too_many_headers' : 'bad_request';
-  const code = /TIMEOUT/.test(reason) ? 'request_timeout' : refusal;
   const fields = { client: normalizeAddress(transportSocket(socket).remoteAddress), code, reason };
-  const warning = warningOfUnparsed(reason, code, rawPacket);
-  if (warning) warnRarely(core, warning, fields);
+  const isTls = rawPacket?.[0] === 0x16; // a handshake: RFC 8446 5.1
+  if (isTls) warnRarely(core, 'a client sent https to this plain http port', fields);
+  else if (warning) warnRarely(core, warning, fields);
   else core.log('debug', 'client error', fields);
   const wasKept = !connection.closing;
   connection.beginClosing('not_parsed');
@@ -1241,18 +1259,6 @@ function respondUnparsed(core: Core, error: NodeJS.ErrnoException & { rawPacket?
   const pairs = Object.entries({ 'Connection': 'close', ...headers });
   socket.write(responseHead(problem.status, pairs.flat().map(String)));
   endSocket(core, socket, body);
-}
-
-/**
- * The warning for TLS on a plain port, for plain HTTP on a TLS port, or for a request that the parser refuses. Anything
- * else, such as a timeout, has none.
- * @param packet what the client sent last.
- */
-function warningOfUnparsed(reason: string, code: ProblemCode, packet?: Buffer) {
-  if (packet?.[0] === 0x16) return 'a client sent https to this plain http port'; // a handshake: RFC 8446 5.1
-  const isHttp = /^ERR_SSL_(?:HTTP_REQUEST|WRONG_VERSION_NUMBER)$/.test(reason);
-  if (isHttp) return 'a client sent plain http (or something else) to this https port';
-  return reason.startsWith('HPE_') ? `the HTTP parser refused a request: ${code}` : undefined;
 }
 
 /**
