@@ -1213,12 +1213,12 @@ async function handleInTurn(core: Core, res: ServerResponse, isUpgrade: boolean)
 }
 
 /**
- * What went wrong on a connection, by the error's code, and the warning about it, if it deserves one. The first row
- * that matches decides.
+ * What went wrong on a connection: a pattern for the error's code, the problem's code, and the warning in the log, if
+ * not empty. The first row that matches decides.
  */
-const UNPARSED: readonly (readonly [reason: RegExp, code: ProblemCode, warning?: string])[] = [
-  [/^ECONNRESET|^HPE_INVALID_EOF/, 'client_left'],
-  [/TIMEOUT/, 'request_timeout'],
+const UNPARSED = [
+  [/^ECONNRESET|^HPE_INVALID_EOF/, 'client_left', ''],
+  [/TIMEOUT/, 'request_timeout', ''],
   [/OVERFLOW/, 'too_many_headers', 'the HTTP parser refused a request: too_many_headers'],
   [/^HPE_/, 'bad_request', 'the HTTP parser refused a request: bad_request'],
   [
@@ -1226,8 +1226,8 @@ const UNPARSED: readonly (readonly [reason: RegExp, code: ProblemCode, warning?:
     'bad_request',
     'a client sent plain http (or something else) to this https port',
   ],
-  [/^/, 'bad_request'], // such as another error in a TLS handshake
-];
+  [/^/, 'bad_request', ''], // such as another error in a TLS handshake
+] as const;
 
 /**
  * Responds to requests that the HTTP parser refuses, and to requests whose headers do not arrive in time. Further bytes
@@ -1791,10 +1791,10 @@ function logExchange(exchange: Exchange) {
 function levelOf({ core, client, token, target, endedBy, status }: Exchange): Level {
   if (status < 400 && (token === undefined || target?.route === METRICS_ROUTE)) return 'debug';
   const { code, status: worst = status } = endedBy ?? {}; // a response that had begun has its own status
-  // Any other problem from 500 on is a failure, of the backend or of the gateway.
-  const isRefusal = code !== undefined && (worst < 500 || code === 'busy');
   const lines = token ? core.tokenLines : core.addressLines;
   const key = token ? `${token.name} ${code}` : failureKey(client);
+  // Of a token, only refusals: other problems from 500 on are failures, of the backend or of the gateway.
+  const isRefusal = code === 'busy' || (endedBy && worst < 500);
   const isCounted = token === undefined || isRefusal;
   if (isCounted && lines.take(key, FAILURE_RATE, core.now()) > 0) {
     if (token) warnRarely(core, 'further refusals of a token are logged at debug level', { token: token.name, code });
@@ -3333,10 +3333,10 @@ class BodyScan {
 
   #chunk!: Buffer;
   #offset = 0; // where in the document the chunk begins
-  #from = 0; // where in the chunk the bytes begin that were not yet passed on, pending or cut
+  #from = 0; // where in the chunk the bytes begin that were not yet passed on, set aside or cut
   readonly #out: Uint8Array[] = []; // passed on, but not yet taken by `takePassed`
-  #pending: Uint8Array[] | undefined; // a member's comma, white space and key, until the key is known
-  #pendingFrom = 0; // where in the document they begin
+  #aside: Uint8Array[] | undefined; // a member's comma, white space and key, until the key is known
+  #asideFrom = 0; // where in the document they begin
   #utf8Tail: Buffer | undefined; // the beginning of a character that the next chunk completes
 
   /** The fields of a whole document. @throws {Problem} bad_json, bad_field. */
@@ -3403,36 +3403,36 @@ class BodyScan {
     this.#text = undefined;
   }
 
-  // Which bytes are passed on. The key of a member decides. So the bytes of a member are pending, from the comma before
-  // it to the end of its key. There `#passPending` passes them on. If the key is `auth`, they are pending until the end
-  // of the value, where `#cut` drops them. So neither a byte of a credential nor the comma before it is passed on. In
-  // {"a":1,"auth":"x","b":2}, `,"auth":"x"` is cut, and `,"b"` is passed on. If `auth` comes first, the comma after it
-  // is cut too. The output consists of parts of the chunks, and of spaces if `keepLength` is true.
+  // Which bytes are passed on. The key of a member decides. So the bytes of a member are set aside, from the comma
+  // before it to the end of its key. There `#passAside` passes them on. If the key is `auth`, they are set aside until
+  // the end of the value, where `#cut` drops them. So neither a byte of a credential nor the comma before it is passed
+  // on. In {"a":1,"auth":"x","b":2}, `,"auth":"x"` is cut, and `,"b"` is passed on. If `auth` comes first, the comma
+  // after it is cut too. The output consists of parts of the chunks, and of spaces if `keepLength` is true.
 
-  /** Passes on the bytes up to `end`, or adds them to the pending ones. */
+  /** Passes on the bytes up to `end`, or adds them to those set aside. */
   #pass(end: number) {
-    if (end > this.#from) gatherChunk(this.#pending ?? this.#out, this.#chunk.subarray(this.#from, end));
+    if (end > this.#from) gatherChunk(this.#aside ?? this.#out, this.#chunk.subarray(this.#from, end));
     this.#from = end;
   }
 
   #beginMember(start: number) {
     this.#pass(start);
-    this.#pending = [];
-    this.#pendingFrom = this.#offset + start;
+    this.#aside = [];
+    this.#asideFrom = this.#offset + start;
   }
 
-  #passPending() {
-    this.#out.push(...this.#pending ?? []);
-    this.#pending = undefined;
+  #passAside() {
+    this.#out.push(...this.#aside ?? []);
+    this.#aside = undefined;
   }
 
   #cut(end: number) {
-    const length = this.#offset + end - this.#pendingFrom;
+    const length = this.#offset + end - this.#asideFrom;
     // The backend may already have the length, which must then stay true. White space is allowed wherever a member may
     // stand.
     if (this.keepLength) this.#out.push(Buffer.alloc(length, ' '));
     else this.cutBytes += length;
-    this.#pending = undefined;
+    this.#aside = undefined;
     this.#from = end;
   }
 
@@ -3442,8 +3442,8 @@ class BodyScan {
   #readStructure(i: number) {
     const byte = this.#chunk[i]!;
     if (byte !== 0x20 && byte !== 0x0a && byte !== 0x0d && byte !== 0x09) this.#expected(i, String.fromCharCode(byte));
-    // Pending bytes stay in memory. An unauthenticated client may occupy no more memory than a body's head takes.
-    else if (this.#pending && this.#offset + i - this.#pendingFrom >= HEAD_LIMIT_BYTES) {
+    // They stay in memory. An unauthenticated client may occupy no more memory than a body's head takes.
+    else if (this.#aside && this.#offset + i - this.#asideFrom >= HEAD_LIMIT_BYTES) {
       this.#fail(i, 'too much white space');
     }
     return i + 1;
@@ -3510,13 +3510,13 @@ class BodyScan {
     this.#scope = outer!;
     this.#endValue(i + 1);
     if (depth > 1) return;
-    this.#passPending();
+    this.#passAside();
     this.#pass(i);
     this.#from = i + 1; // only `end` passes the closing brace on
     this.#isEnded = true;
   }
 
-  /** Returns to the structure after a value. A top-level `auth` is cut: its value, and the pending bytes before it. */
+  /** Returns to the structure after a value. A top-level `auth` is cut: its value, and the bytes set aside before it. */
   #endValue(end: number) {
     this.#state = this.#readStructure;
     this.#expected = this.#readAfter;
@@ -3614,7 +3614,7 @@ class BodyScan {
     if (key === 'number') this.#hasNumber = true;
   }
 
-  /** Notes a key that matters. Passes on the pending bytes, unless the key is `auth`. */
+  /** Notes a key that matters. Passes on the bytes set aside, unless the key is `auth`. */
   #endKey(name: string) {
     // Go's encoding/json folds case like this: apart from capitals, only the long s and the Kelvin sign become ASCII
     // letters.
@@ -3628,7 +3628,7 @@ class BodyScan {
       this.#seen.add(key);
     }
     if (this.#scope.key === 'auth') return;
-    this.#passPending();
+    this.#passAside();
     this.#anyMember = true;
   }
 
