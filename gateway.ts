@@ -3516,7 +3516,7 @@ class BodyScan {
     this.#isEnded = true;
   }
 
-  /** Returns to the structure after a value. A top-level `auth` is cut: its value, and the bytes set aside before it. */
+  /** Returns to the structure after a value. The value of a top-level `auth` is cut with what was set aside before it. */
   #endValue(end: number) {
     this.#state = this.#readStructure;
     this.#expected = this.#readAfter;
@@ -4094,7 +4094,8 @@ class Gate {
 
   /**
    * Shuts the gate, because `connect` has failed. The request may then `wait` or try again.
-   * @param openings how often the gate had opened when that `connect` began: an older failure does not shut the gate.
+   * @param openings how often the gate had opened when that `connect` began: a failure that began before the gate last
+   *   opened is ignored.
    * @throws {Problem} the failure, if it is one of this machine.
    */
   shut({ core, rules }: Exchange, failure: Problem, openings: number) {
