@@ -3516,7 +3516,7 @@ class BodyScan {
     this.#isEnded = true;
   }
 
-  /** Returns to the structure after a value. The value of a top-level `auth` is cut with what was set aside before it. */
+  /** Returns to the structure after a value. That of a top-level `auth` is cut, with what was set aside before it. */
   #endValue(end: number) {
     this.#state = this.#readStructure;
     this.#expected = this.#readAfter;
