@@ -6885,7 +6885,7 @@ test('hop-by-hop headers are removed both ways, and so are headers that only the
 
 // Added as documented, it was sent after the client's, and the backend read the forged one.
 test("a header of the gateway's own that is added to the code replaces the client's", async (t) => {
-  const added: Change = ["    'x-request-id': requestId,\n", (text) => `${text}    'x-token-name': 'its own',\n`];
+  const added: Change = ["    ['x-request-id', requestId],\n", (text) => `${text}    ['x-token-name', 'its own'],\n`];
   const { createGateway } = await import(pathToFileURL(changedSource(t, added)).href) as typeof import('./gateway.ts');
   const backend = await startBackend(t);
   const gateway = await startGateway(t, backend, {}, {}, createGateway);

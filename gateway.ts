@@ -3779,23 +3779,25 @@ function backendPath(backend: Backend, target: Target) {
  */
 function outboundHeaders({ req, rules, client, requestId, isMadeSend }: Exchange) {
   const { url, authorization } = rules['backend.url'];
+  const own = new Map([
+    ['host', url.host],
+    ['accept-encoding', 'identity'], // so that the response needs no decoding
+    ['x-forwarded-for', client],
+    ['x-forwarded-proto', (req.socket as Partial<TLSSocket>).encrypted ? 'https' : 'http'],
+    ['x-request-id', requestId],
+  ]);
   const host = req.headers.host?.replace(/^.*@/, ''); // some clients leave the userinfo of a URL in it
-  const own: Record<string, string> = {
-    'host': url.host,
-    'accept-encoding': 'identity', // so that the response needs no decoding
-    'x-forwarded-for': client,
-    'x-forwarded-proto': (req.socket as Partial<TLSSocket>).encrypted ? 'https' : 'http',
-    'x-request-id': requestId,
-    ...(host && { 'x-forwarded-host': host }),
-    ...(authorization && { authorization }),
-    ...(isMadeSend && { 'content-type': 'application/json' }),
-  };
+  if (host) own.set('x-forwarded-host', host);
+  if (authorization) own.set('authorization', authorization);
+  if (isMadeSend) own.set('content-type', 'application/json');
   // No field of the client has a name of the gateway's own, so a client can neither set these nor strip them by naming
   // them in Connection.
   const isDropped = (name: string) =>
-    Object.hasOwn(own, name) || NOT_TO_BACKEND.has(name) || /^x-(?:forwarded|original)-/.test(name) ||
+    own.has(name) || NOT_TO_BACKEND.has(name) || /^x-(?:forwarded|original)-/.test(name) ||
     (isMadeSend && name.startsWith('content-')); // these describe the client's body
-  return [...Object.entries(own).flat(), ...endToEndFields(req, isDropped)];
+  const headers = endToEndFields(req, isDropped);
+  for (const field of own) headers.push(...field);
+  return headers;
 }
 
 /**
