@@ -5048,7 +5048,9 @@ table('a form with the single field "payload" or "data" that holds JSON is that 
 /**
  * A token that makes sends, and reads the names `alert`, `name`, `status` and `when` in addition to those of a send.
  */
-const READS_NAMES = reading('{{alert.title}}{{#alert}}{{name}}{{.status}}{{.}}{{/alert}}{{^when}}{{message}}{{/when}}');
+const READS_NAMES = reading(
+  '{{#alert.title}}{{.}}{{/alert.title}}{{#alert}}{{name}}{{.status}}{{.}}{{/alert}}{{^when}}{{message}}{{/when}}',
+);
 table('a text is the message unchanged, even if it is declared as a form', hook(READS_NAMES))`
   ${UNDECLARED.map((way) => `${way} | same`)}
   'Backup done: 5 files' ;; 'temp=23' ;; 'temp=23 is fine'
@@ -5248,6 +5250,22 @@ table(
   'payload={"c":1,"auth":"${SECRET}"}&b=1&@auth=${SECRET}&auth[]=${OTHER}' → {"message":"{\"payload\":\"{\\\"c\\\":1}\",\"b\":\"1\"}{\"c\":1}"}
   -- b = 1 -- payload = {"@auth":"${SECRET}","c":1} -- Auth = ${OTHER}`;
 
+// With these templates a webhook that changed its shape was 201, and nobody noticed for weeks.
+table('a template that finds none of its names is 400 if it needs one, or would lose a message', hook())`
+  * bearer → 400 bad_field | reason=no_message | "The token's \"message\" template found nothing in these keys."
+  @ {"message":"Alerts for {{receiver}}"} | {"alerts":[]} ;; @ {"message":"Alerts for {{receiver}}"} | 'hello world' ;; @ {"message":"{{a}}: {{b}}"} | {"foo":"bar"}
+  @ {"message":"{{a}}: {{#b}}{{c}}{{/b}}{{^d}}{{e}}{{/d}}"} | {"b":{"c":1},"e":1} ;; @ {"message":"{{a.b}}!"} | {"a":{"c":1}}
+  @ {"message":"Rang{{#who}} by {{who}}{{/who}}"} | 'hello' ;; @ {"message":"Rang{{#who}} by {{who}}{{/who}}"} | {"message":{"text":"x"},"x":1}
+  @ {"message":"{{^alerts}}none{{/alerts}}"} | {"message":"x"} ;; @ {"message":"{{a}}!"} | {"b":"c","base64_attachments":["QUJD"]}
+  * @ {"message":"Alerts for {{receiver}}"} | bearer → 400 bad_field | reason=no_message
+  {} ;; ''
+  * ${MADE}
+  @ {"message":"Backup done{{#size}} ({{size}}){{/size}}"} | {"foo":1} → {"message":"Backup done"} ;; @ {"message":"Backup done{{#size}} ({{size}}){{/size}}"} | {} → {"message":"Backup done"}
+  @ {"message":"Rang"} | 'hello' → {"message":"Rang"} ;; @ {"message":"{{^alerts}}none{{/alerts}}"} | {"x":1} → {"message":"none"}
+  @ {"message":"{{a}}: {{b}}"} | {"a":""} → {"message":": "} ;; @ {"message":"{{a}}: {{b}}"} | {"b":null} → {"message":": "} ;; @ {"message":"> {{.}}"} | {"x":1} → {"message":"> {\"x\":1}"}
+  @ {"message":"{{#b}}{{c}}{{/b}}: {{^a}}{{message}}{{/a}}"} | {"b":{"c":1}} → {"message":"1: "} ;; @ {"message":"x{{^a}}{{message}}{{/a}}"} | 'hello' → {"message":"xhello"}
+  @ {"message":"{{a}}!"} | {"base64_attachments":["QUJD"]} → {"message":"","base64_attachments":["QUJD"]}`;
+
 // Deno 2.9 and Bun 1.4 skipped parts that they could not read, and the message went to the default recipient.
 const FIELD = 'Content-Disposition: form-data;';
 const MESSAGE_PART = literal`--limit\r\n${FIELD} name="message"\r\n\r\nx\r\n`;
@@ -5346,9 +5364,10 @@ table("a template sees a text, a form, a query and a file's data as it sees JSON
   * @ {"allow":["send","GET /v2/send"]} | ${MADE}
   'hello' → {"message":": hello!"} ;; 'who=ada&message=hello' → {"message":"ada: hello!"}
   -- who = ada -- f; filename="x" = x → {"message":"ada: ","base64_attachments":["data:application/octet-stream;filename=x;base64,eA=="]}
-  '' → {"message":": !"} ;; {"who":"ada","message":"hello"} → {"message":"ada: hello!"}
+  {"who":"ada","message":"hello"} → {"message":"ada: hello!"}
   GET /v2/send?who=9 → {"message":"9: !"} ;; GET /v2/send?payload=%7B%22who%22%3A9%7D → {"message":"9: !"}
-  GET /v2/send → {"message":": !"} ;; GET /v2/send/? → {"message":": !"}`;
+  * @ {"allow":["send","GET /v2/send"]} | bearer → 400 bad_field
+  '' ;; GET /v2/send ;; GET /v2/send/?`;
 
 const JSON_TYPES = ['application/json', 'Application/JSON ; charset=utf-8', 'application/problem+json', 'text/x+json'];
 table('attack: pass off invalid JSON as JSON, or an invalid form as a form', hook(reading('{{text}}{{message}}')))`
@@ -5775,7 +5794,7 @@ table(
 const WRITE_NUMBER = 'write "+", the country code and digits alone, in double quotes';
 const IS_NO_RECIPIENT =
   'is not a phone number ("+" and 5 to 15 digits), a user name (name.01), a UUID or a group\'s id';
-const NOT_ALONE = 'has "*", which means everyone, next to other entries';
+const ALONE = 'in "senders" and "recipients" it stands alone, for everyone';
 const NO_TEMPLATE = 'message: must be a template: text with {{names}} in it, or a list of its lines';
 /** Settings of a token, and their error messages. */
 const BAD_SETTINGS = literal`
@@ -5787,8 +5806,9 @@ const BAD_SETTINGS = literal`
   {"defaults":{"recipient":"${TO}"}} ⇒ defaults.recipient: is not a setting; did you mean "recipients"?
   {"defaults":{"recipients":["${TO}","15550100002"]}} ⇒ defaults.recipients[1]: "15550100002" ${IS_NO_RECIPIENT}; ${WRITE_NUMBER}
   {"defaults":{"recipients":["group.*",1]}} ⇒ defaults.recipients[0]: "group.*" ${IS_NO_RECIPIENT} ⇒ defaults.recipients[1]: 1 ${IS_NO_RECIPIENT}; ${WRITE_NUMBER}
-  {"defaults":{"recipients":["*"]}} ⇒ defaults.recipients[0]: "*" ${IS_NO_RECIPIENT}
-  {"senders":["*","${FROM}"],"recipients":["group.*","*"]} ⇒ senders: ${NOT_ALONE} ⇒ recipients: ${NOT_ALONE}
+  {"defaults":{"recipients":["*"]}} ⇒ defaults.recipients[0]: "*" ${IS_NO_RECIPIENT}; ${ALONE}
+  {"senders":["*","${FROM}"]} ⇒ senders[0]: "*" is not "+" and 5 to 15 digits; ${ALONE}
+  {"recipients":["group.*","*"]} ⇒ recipients[1]: "*" ${IS_NO_RECIPIENT.replace(' or ', ', ')} or group.*; ${ALONE}
   {"senders":["group.*"]} ⇒ senders[0]: "group.*" is not "+" and 5 to 15 digits
   {"defaults":{"constructor":1},"message":[]} ⇒ defaults.constructor: is not a setting ⇒ ${NO_TEMPLATE}
   {"message":"a\n{{#x}}"} ⇒ message: line 2, column 1: "{{#x}}" has no "{{/x}}"
@@ -6203,7 +6223,7 @@ test('a template inserts, repeats and omits as the Mustache specification requir
       );
     for (const variant of new Set(variants)) {
       const [, template = '', text = '', data = ''] = variant.split(' ¦ ');
-      const rendered = new Template(String(unescaped(template))).render(JSON.parse(data));
+      const rendered = render(String(unescaped(template)), JSON.parse(data));
       assert.equal(rendered, String(unescaped(text)), variant);
     }
   }
@@ -6252,7 +6272,7 @@ test('a template cut at any position is valid or refused, and renders without an
   }
 });
 
-const render = (template: string, data: unknown): string => new Template(template).render(data);
+const render = (template: string, data: unknown): string => new Template(template).render(data).text;
 
 test('a text is at most 64 KiB long, and a longer one is cut between characters, with an ellipsis', () => {
   const [whole, cut] = ['x'.repeat(LIMIT), `${'x'.repeat(LIMIT - 3)}…`];
@@ -10544,6 +10564,29 @@ for (const { heading, form, encodings, posts } of RECIPES) {
     }
   });
 }
+
+test('a body that is not for a recipe is refused, or arrives as more than the fixed words of its template', async (t) => {
+  const all = RECIPES.flatMap(({ posts }) => posts.map((post) => post.split(' → ')[0]!));
+  const bodies = ['{}', '{"foo":"bar"}', 'Backup done', '{"message":"Backup done"}', ...all];
+  const met = { sent: 0, refused: 0 };
+  for (const { heading } of RECIPES) {
+    const token = Object.values(recipeConfig(heading).tokens!)[0]!;
+    const { methods: _, ...open } = token;
+    const { backend, gateway } = await startBoth(t, tokens({ ...open, secret: SECRET }));
+    const fixed = render([token.message ?? ''].flat().join('\n'), {}).trim();
+    for (const [i, body] of bodies.entries()) {
+      const { status } = await ask(gateway, { body, headers: BEARER });
+      const sent = backend.sent.splice(0).map(({ message }) => message);
+      status === 201 ? met.sent++ : met.refused++;
+      assert.deepEqual([status, sent.length], status === 201 ? [201, 1] : [400, 0], `${heading}: ${body}`);
+      assert.ok(sent.every((text) => text.trim() !== fixed), `${heading}: ${body} is ${sent}`);
+      const isText = /^Backup|"message":"Backup/.test(body);
+      assert.ok(!isText || sent.every((text) => text.includes('Backup done')), `${heading}: ${body} is ${sent}`);
+      if (i < 2) assert.equal(status, 400, `${heading}: ${body}`);
+    }
+  }
+  assert.ok(met.sent > RECIPES.length && met.refused > 3 * RECIPES.length, JSON.stringify(met));
+});
 
 /** Runs a script in a shell, and returns its exit code. */
 function shell(script: string, cwd: string, env: NodeJS.ProcessEnv = {}, args: string[] = []): Promise<number> {

@@ -2853,8 +2853,14 @@ function readFields(pairs: Iterable<Pair>, token: Token): JsonObject {
 function makeSend(token: Token, payload: JsonObject) {
   const { defaults, message: template } = token;
   const send: JsonObject = { ...defaults, ...sendFields(token, payload) };
-  // A template's last line may be a section, whose text ends with a line feed.
-  if (template) send.message = template.render(payload).replace(/\r?\n$/, '');
+  if (template) {
+    const { text, hasFound } = template.render(payload);
+    // Fixed words alone say nothing if the template has variables, or if a message would be lost.
+    const isLost = template.names.size > 0 && !isBlank(payload.message);
+    const saysNothing = !hasFound && (template.hasVariables || isLost);
+    // A template's last line may be a section, whose text ends with a line feed.
+    send.message = saysNothing ? '' : text.replace(/\r?\n$/, '');
+  }
   // A picture or a sticker needs no message. But a template that finds nothing must not go unnoticed because there is a
   // picture.
   const isAlone = !template || Object.keys(payload).every((key) => SEND_FIELDS.includes(key));
@@ -2958,6 +2964,8 @@ interface Tag {
   readonly name: string;
   /** The parts of the name. An empty part, before or after a leading dot, is the innermost context itself. */
   readonly path: readonly string[];
+  /** Whether it is a variable outside of sections. */
+  readonly isOutside: boolean;
   /** The content of a section: texts and tags. */
   readonly nodes: (string | Tag)[];
 }
@@ -2968,6 +2976,8 @@ class Template {
   readonly names = new Set<string>();
   /** Whether it has a name as secured-signal-api's templates have: `{{@message}}`, `{{.NUMBER}}`. */
   hasForeignNames = false;
+  /** Whether it has variables outside of sections. "Backup done{{#size}} ({{size}}){{/size}}" needs no size. */
+  hasVariables = false;
   readonly #root: Tag;
 
   /**
@@ -2975,7 +2985,7 @@ class Template {
    * @throws {UsageError} whose message begins with the line and the column in the template.
    */
   constructor(text: string) {
-    this.#root = { text, at: 0, sigil: '', name: '', path: [], nodes: [] };
+    this.#root = { text, at: 0, sigil: '', name: '', path: [], isOutside: false, nodes: [] };
     const open = [this.#root];
     let from = 0;
     for (const { 0: whole, 1: triple, 2: sigil = '', 3: inner = '', 4: lineEnd, index: at } of text.matchAll(TAG)) {
@@ -2987,9 +2997,11 @@ class Template {
       from = at + whole.length + (isAlone ? lineEnd.length : 0);
       if (sigil === '!') continue;
       const name = (triple ?? inner).trim();
-      const tag: Tag = { text: whole, at, sigil, name, path: name.split('.'), nodes: [] };
+      const isOutside = open.length === 1 && !/[#^]/.test(sigil);
+      const tag: Tag = { text: whole, at, sigil, name, path: name.split('.'), isOutside, nodes: [] };
       const mistake = mistakeInTag(tag, open);
       if (mistake) failTemplate(text, at, mistake);
+      this.hasVariables ||= tag.isOutside;
       if (sigil === '/') open.pop();
       else nodes.push(tag);
       if (/[#^]/.test(sigil)) open.push(tag);
@@ -3003,11 +3015,13 @@ class Template {
   }
 
   /**
-   * The text for some data. If it becomes too long or takes too many steps, it is cut, and ends with an ellipsis.
+   * The text for some data, and whether any name was found in the data; if there are variables outside of sections, any
+   * of these. A text that becomes too long or takes too many steps is cut, and ends with an ellipsis.
    * @param data as JSON.parse returns it.
    */
   render(data: unknown) {
     let text = '';
+    let hasFound = false;
     let leftBytes = RENDER_LIMIT_BYTES;
     let leftSteps = Math.min(RENDER_LIMIT_STEPS, JSON.stringify(data).length * this.#root.text.length);
     const isSpent = () => leftBytes < 0 || leftSteps < 0;
@@ -3028,6 +3042,7 @@ class Template {
       // the value of the part before it.
       const owner = contexts.findLast((context) => memberOf(context, tag.path[0]!) !== undefined);
       const value = tag.path.reduce(memberOf, owner);
+      hasFound ||= value !== undefined && (tag.isOutside || !this.hasVariables);
       // A section is rendered for each element of a list. For any other value it is rendered once, but not for null,
       // '', false and 0.
       const items = Array.isArray(value) ? value : [value].filter(Boolean);
@@ -3040,7 +3055,7 @@ class Template {
       }
     };
     renderNodes(this.#root, [data]);
-    return cutText(text, isSpent());
+    return { text: cutText(text, isSpent()), hasFound };
   }
 }
 
@@ -5096,6 +5111,7 @@ const ADVICE: Hints = [
     /^https:\/\/signal\.group\//,
     'an invite link does not name a group; write the "id" that GET /v1/groups/+NUMBER lists',
   ],
+  [/^\* is not (?:a phone|"\+")/, 'in "senders" and "recipients" it stands alone, for everyone'],
   [/^\+?[\d ()./-]+ is not (?:a phone|"\+")/, 'write "+", the country code and digits alone, in double quotes'],
   [/^Unknown option '(?:-p|--port)'/, 'write --listen HOST:PORT'],
   [/^Unknown option '-c'/, 'write --config FILE'],
@@ -5131,15 +5147,8 @@ function listOf<T>(read: Reader<T>): Reader<ReadonlySet<T>> {
 
 /** Makes a reader of a token's list. "*" alone means everyone: no list, and none from the defaults. */
 function listOrAll(read: Reader<string>) {
-  const readList = listOf((item) => item === '*' ? item : read(item));
-  return (value: unknown) => {
-    const list = readList(value);
-    ensure(
-      list.size === 1 || !list.has('*'),
-      'has "*", which means everyone, next to other entries',
-    );
-    return list.has('*') ? undefined : list;
-  };
+  const readList = listOf(read);
+  return (value: unknown) => String(value) === '*' ? undefined : readList(value);
 }
 
 /**
