@@ -2669,7 +2669,7 @@ async function readSend(exchange: Exchange, body: RequestBody) {
     ? readForm(target.query, token)
     : readPayload(token, await body.readWhole(), exchange.req.headers['content-type']);
   const send = checkSend(token, makeSend(token, payload));
-  // A control character of a form takes six bytes in JSON: a form of 1 MiB can become a send of 6 MiB.
+  // The longest are made of JSON with numbers such as 1e20, which JSON.stringify writes out: 1 MiB becomes 4.4 MiB.
   body.countHeld(send.length);
   return send;
 }
@@ -2822,11 +2822,11 @@ function readFields(pairs: Iterable<Pair>, token: Token): JsonObject {
     if (plain === 'send_at') throw badField(name, NEVER_LATER);
     const earlier = fields[name];
     if (name === 'number' && earlier) throw badField(name, 'may be given only once');
-    // A textarea's lines end with CR LF. A "+" that was not encoded is read as a space.
-    let text = value.replaceAll('\r\n', '\n');
+    let text = value.replace(NOT_TEXT, ''); // also the CR of a textarea's lines
+    // A "+" that was not encoded is read as a space.
     if (name === 'number' || name === 'recipients') text = text.replace(/^ (?=\d{5,15}$)/, '+');
-    if (/^(?:payload|data)$/.test(name) && BEGINS_OBJECT.test(text)) {
-      const payload = readJson(Buffer.from(text));
+    if (/^(?:payload|data)$/.test(name) && BEGINS_OBJECT.test(value)) {
+      const payload = readJson(Buffer.from(value));
       payloads.push(payload);
       text = JSON.stringify(payload); // without its credential
     }
@@ -5294,6 +5294,8 @@ function readerOfRecipients(takesAnyGroup: boolean) {
 /** Reads `defaults`, as strictly as a token's lists: a bad recipient should be found now, not with the first alert. */
 function readDefaults(value: unknown) {
   ensure(isObject(value), 'must be an object with number, recipients, text_mode');
+  // So that no send is larger than what may be held.
+  ensure(JSON.stringify(value).length <= PAYLOAD_LIMIT_BYTES, `is larger than ${showSize(PAYLOAD_LIMIT_BYTES)}`);
   const recipients = (list: unknown) => [...listOf(readerOfRecipients(false))(list)];
   const text_mode = wordOf(['normal', 'styled']);
   return readMembers<SendDefaults>({ number: readNumber, recipients, text_mode }, value);
