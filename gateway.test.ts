@@ -3986,6 +3986,64 @@ test('docs/operating.md has every series with its type and labels, and its alert
   assert.deepEqual(used.filter((name) => !rows.some((row) => row.name === name)), []);
 });
 
+/** A query, to be compared with another: without the job, and without what it is compared with. */
+const plainQuery = (query: string): string =>
+  query.replace(/job="[^"]*",?/g, '').replace(/\{\}/g, '').replace(/ (?:==|>) \d+/g, '')
+    .replace(/\s+/g, ' ').replaceAll('( ', '(').trim();
+
+/** The series that a query selects, with their labels and times. */
+const selectorsOf = (query: string): string[] =>
+  groupsOf(
+    plainQuery(query),
+    /((?<!\w)(?:signal_gateway_\w+|process_\w+|up)(?:\{[^}]*\})?(?:\[\w+\])?(?: offset \w+)?)/g,
+  );
+
+test('docs/grafana.json has every series and no other, with advice at each panel, and queries the same as the alerts', async (t) => {
+  interface Panel {
+    type: string;
+    title: string;
+    description: string;
+    targets?: { expr: string }[];
+    fieldConfig: { defaults: { unit?: string; thresholds: { steps: { value: number | null }[] } } };
+  }
+  const source = read('docs/grafana.json');
+  const { panels, templating }: { panels: Panel[]; templating: { list: { name: string; type: string }[] } } = JSON
+    .parse(source);
+  assert.deepEqual(templating.list.map(({ name, type }) => `${name} ${type}`), ['datasource datasource', 'job query']);
+  const rows = panels.filter(({ type }) => type === 'row').map(({ title }) => title);
+  assert.deepEqual(rows, ['Does it send?', 'The backend', 'Who is refused', 'The gateway']);
+  const charts = panels.filter(({ type }) => type !== 'row');
+  for (const { title, description, targets, fieldConfig } of charts) {
+    assert.match(description, /^[^\n]{20,160}\.$/, title);
+    assert.ok(targets?.length && fieldConfig.defaults.unit, title);
+  }
+  assert.doesNotMatch(source, /fixedColor|"fixed"/, 'no colour that carries a meaning by itself');
+
+  const queries = charts.flatMap(({ targets }) => targets!.map(({ expr }) => expr));
+  const used = groupsOf(queries.join('\n'), /((?<!\w)(?:signal_gateway_\w+|process_\w+|up(?=\{)))/g);
+  const ofJob = groupsOf(queries.join('\n'), /(\w+)\{job="\$job"/g);
+  assert.deepEqual(used, ofJob, 'each of the selected job');
+  const { gateway } = await startBoth(t, tokens({}, SCRAPER));
+  const { text } = await ask(gateway, METRICS);
+  const series = groupsOf(text, /^# TYPE (\w+) /gm);
+  assert.deepEqual([...new Set(used.map((name) => name.replace(/_bucket$/, '')))].sort(), [...series, 'up'].sort());
+
+  const [rules = ''] = blocks('yaml', PAGES['docs/operating.md']).filter((block) => block.includes('- alert:'));
+  const alerts = groupsOf(rules, /\n +expr: \|?([^]*?)\n +(?:for|annotations):/g);
+  assert.equal(alerts.length, 4);
+  const shown = queries.flatMap(selectorsOf);
+  for (const alert of alerts) {
+    assert.deepEqual(selectorsOf(alert).filter((selector) => !shown.includes(selector)), [], alert);
+    const same = charts.filter(({ targets }) =>
+      targets!.some(({ expr }) => plainQuery(alert).includes(plainQuery(expr)))
+    );
+    assert.ok(same.length > 0, alert);
+    const limit = Number(/ > (\d+)\s*$/.exec(alert)?.[1] ?? 0);
+    const limits = same.flatMap(({ fieldConfig }) => fieldConfig.defaults.thresholds.steps.map(({ value }) => value));
+    assert.ok(limit === 0 || limits.includes(limit), alert);
+  }
+});
+
 test('beyond 10,000 series, further ones are counted for all tokens together', () => {
   const metrics = new Metrics();
   type Counted = Parameters<typeof metrics.countRequest>[0];
@@ -11199,10 +11257,13 @@ test('the tables of contents match the headings, and every link has a target', (
   ];
   for (const [name, page] of Object.entries(PAGES)) {
     for (const [link, file, anchor] of page.matchAll(/\]\((?!https?:)([^)#]*)(?:#([^)]*))?\)/g)) {
-      if (file === 'LICENSE') continue;
       // The releases, relative to the page's own address at GitHub (/OWNER/REPOSITORY/blob/BRANCH/…).
       if (/^[./]+\/releases(?:\/latest)?$/.test(file!)) {
         assert.equal(file!.split('../').length, 2 + name.split('/').length, `${name} ${link}`);
+        continue;
+      }
+      if (file && !file.endsWith('.md')) {
+        assert.ok(existsSync(join(HERE, dirname(name), file)), `${name} ${link}`);
         continue;
       }
       const target = PAGES[file ? join(dirname(name), file) : name] ?? assert.fail(`${name} ${link}`);
