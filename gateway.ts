@@ -1073,11 +1073,11 @@ function guardListeners(core: Core) {
 
 /** Closes the connection of an event whose listener failed. @param event the arguments of its listeners. */
 function failEvent(core: Core, error: unknown, event: unknown[]) {
-  logInternalError(core, error);
   for (const each of event) {
     const socket = each instanceof IncomingMessage ? each.socket : each;
     if (socket instanceof Socket) socket.destroy();
   }
+  logInternalError(core, error); // last, because the log or the clock of an embedding program may throw
 }
 
 /**
@@ -1238,13 +1238,13 @@ function respondUnparsed(core: Core, error: NodeJS.ErrnoException & { rawPacket?
   const [, code, warning] = UNPARSED.find(([pattern]) => pattern.test(reason))!;
   const connection = connectionOf(core, socket);
   const [current] = connection.due; // the response that is due
-  const hasEnded = current !== undefined && socket.readableEnded;
-  if (code === 'client_left' || hasEnded) return void socket.destroy();
+  if (code === 'client_left') return void socket.destroy();
   // UNTIL Deno does not share the parser of a refused connection: Deno 2.9 reuses it for another connection, also after
   // a timeout, and feeds it the bytes and the end of this one (tests "garbage sent byte by byte" and "the end of a
-  // refused connection").
+  // refused connection"). Deno 2.9.6 also repeats the time-out of a request that another one precedes, each second, and
+  // adds a listener for errors each time, hence its warning of 11 error listeners.
   socket.removeAllListeners('data').removeAllListeners('end').once('end', destroyThis).resume();
-  if (!socket.writable && reason.startsWith('HPE_')) return; // an earlier error has its response
+  if (!socket.writable && reason.startsWith('HPE_')) return; // closed, or an earlier error has its response
   const fields = { client: normalizeAddress(transportSocket(socket).remoteAddress), code, reason };
   const isTls = rawPacket?.[0] === 0x16; // a handshake: RFC 8446 5.1
   if (isTls) warnRarely(core, 'a client sent https to this plain http port', fields);
@@ -1252,7 +1252,7 @@ function respondUnparsed(core: Core, error: NodeJS.ErrnoException & { rawPacket?
   else core.log('debug', 'client error', fields);
   const wasKept = !connection.closing;
   connection.beginClosing('not_parsed');
-  if (!socket.writable) return; // the TLS handshake failed: nothing can be written
+  if (!socket.writable) return; // nothing can be written: the connection has failed, or its TLS handshake
   const problem = new Problem(code);
   if (current) return endDue(core, socket, problem, wasKept);
   const { headers, body } = problemResponse(problem, randomUUID());
@@ -1416,12 +1416,12 @@ async function closeGateway(core: Core) {
     if (!speaker?.bytesRead && !('Bun' in globalThis)) socket.destroy();
   }
   const { shutdown } = core.rules;
-  const deadlines = [
-    setTimeout(endRunning, shutdown - Math.min(shutdown / 2, LAST_WORDS_MS), core),
-    setTimeout(() => core.connections.forEach((_, socket) => socket.destroy()), shutdown),
-  ];
-  await closed;
-  deadlines.forEach(clearTimeout);
+  const timers = [setTimeout(endRunning, shutdown - Math.min(shutdown / 2, LAST_WORDS_MS), core)];
+  // Not only until `closed`, because a connection that the runtime does not report cannot be closed here: Bun 1.4
+  // reports none whose TLS handshake is unfinished.
+  await Promise.race([closed, new Promise((resolve) => timers.push(setTimeout(resolve, shutdown)))]);
+  timers.forEach(clearTimeout);
+  core.connections.forEach((_, socket) => socket.destroy());
   // The requests that still run have lost their client: see Exchange.leave. Each of them still gets its log line.
   for (const exchange of core.running) exchange.end(new Problem('client_left'));
   for (let turn = 0; core.running.length > 0 && turn < 100; turn++) await new Promise(setImmediate);
@@ -1812,10 +1812,11 @@ function closeStaleTunnels(core: Core) {
   const { anonymous, tokens } = core.rules;
   for (const [exchange, close] of core.tunnels) {
     const token = anonymous ?? tokens.get(exchange.token!.digest);
-    const isBad = !token || (token !== anonymous && faultOfToken(token, exchange.credential!, core.now()));
+    // In a shutdown nothing is checked, because the clock of an embedding program may throw.
     if (core.draining) close('shutdown');
     else if (
-      isBad || refusalOfOrigin(core.rules, exchange) || refusalOfEndpoint(token, exchange.target!, exchange.client)
+      !token || (token !== anonymous && faultOfToken(token, exchange.credential!, core.now())) ||
+      refusalOfOrigin(core.rules, exchange) || refusalOfEndpoint(token, exchange.target!, exchange.client)
     ) {
       close('no_longer_allowed');
     }
@@ -3867,9 +3868,9 @@ async function transmit(exchange: Exchange, outgoing: http.ClientRequest, conten
     // The body is no longer needed, but the log has the outcome of the request.
     if (exchange.hasLeft) exchange.end(new Problem('client_left', `answered_${message.statusCode}`));
     exchange.stage = 'answered';
+    exchange.wake(); // first: it must not wait any longer if the clock or the log throws
     if (target!.route?.group === 'send') core.metrics.countSend(exchange, message.statusCode!);
     upstream.noteAnswer(exchange);
-    exchange.wake();
   };
   outgoing.on('response', (message) => {
     // A response may end before the request does. The backend then does not read the rest of the request.
@@ -4120,8 +4121,8 @@ class Gate {
     if (openings < this.openings) return;
     const isNew = !this.isShut;
     this.#failure = failure;
+    void this.#probe(core, rules); // first: without it the gate would remain shut if the log throws
     if (isNew) this.#log(core, rules, 'the backend is unreachable: sends are waiting for it');
-    void this.#probe(core, rules);
   }
 
   /** Waits until the gate opens. @throws {Problem} the last failure, and what else ended the exchange. */
@@ -4172,10 +4173,13 @@ class Gate {
   }
 
   #open(core: Core, rules: Rules) {
-    this.#log(core, rules, 'the backend is reachable again');
-    this.#failure = undefined;
-    this.openings++;
-    for (const exchange of this.#waiting.sort((a, b) => a.readyMs - b.readyMs)) exchange.wake();
+    try {
+      this.#log(core, rules, 'the backend is reachable again');
+    } finally { // the log of an embedding program may throw
+      this.#failure = undefined;
+      this.openings++;
+      for (const exchange of this.#waiting.sort((a, b) => a.readyMs - b.readyMs)) exchange.wake();
+    }
   }
 
   #log(core: Core, rules: Rules, message: string) {
