@@ -2,7 +2,7 @@
  * The tests of gateway.test.ts that measure memory or processor time, or block: one by one, with no other test running.
  * `npm test` runs both files, one after the other. Bun needs a separate command for this one.
  *
- *     node --import tsx --test --test-force-exit gateway.alone.test.ts gateway.test.ts      (deno test -A likewise)
+ *     node --import tsx --test gateway.alone.test.ts gateway.test.ts      (deno test -A likewise)
  *     bun test --timeout 1200000 ./gateway.alone.test.ts
  */
 

@@ -1,6 +1,6 @@
 /**
  * The whole suite, after types, format and lint:  npm test
- * This file alone:  node --import tsx --test --test-force-exit gateway.test.ts    (Node 22.18 needs no --import tsx)
+ * This file alone:  node --import tsx --test gateway.test.ts    (Node 22.18 needs no --import tsx)
  *                   deno test -A --no-check gateway.test.ts             bun test --timeout 1200000 ./gateway.test.ts
  *                   npx --yes -p node@26 node --test …                  (any Node; npx -p deno@2 and bun@1 likewise)
  * One section:      SECTION=RATE node …                                 (grep "^section(" lists them)
@@ -11090,7 +11090,7 @@ test('each planted fault of gateway.fuzz.ts fits the code', async () => {
 section('HARNESS'); // ─────────────────────────────────────────────────────────────────────────────
 /** What a process of this runtime prints about tests of the section FAILURES. It must not succeed. */
 async function runFailures(only: string): Promise<string> {
-  const node = [...LOADER, '--test', '--test-force-exit', '--test-reporter=tap'];
+  const node = [...LOADER, '--test', '--test-reporter=tap'];
   const args = isNode ? node : 'Deno' in globalThis ? ['test', '--allow-all', '--no-check'] : ['test'];
   const env = { HOME: process.env.HOME, NO_COLOR: '1', SECTION: 'FAILURES', ONLY: only };
   const program: Program = [process.execPath, ...args];
@@ -11906,5 +11906,12 @@ registerTogether(own.together);
 own.alone.forEach(register);
 own.last.forEach(register);
 registerTest('all tests have run to the end, and nothing was thrown outside them', () => {
+  // Every verdict is known now, so what a test left open cannot change one. Not --test-force-exit: on Node 20 it can cut
+  // off what the runner still has to read of this process, and the runner then loops forever.
+  if (isNode) beginTimer(() => process.exit(), 5000).unref();
   assert.deepEqual({ unended: Array.from(unended, ({ title }) => title), strays }, { unended: [], strays: [] });
 });
+
+// UNTIL Node exits reliably: Node 20.20 sometimes loops forever in its own clean-up of handles, after everything has
+// ended. Registered last, so that the runner's own listener has set the exit code.
+if (isNode) process.on('exit', (code) => process.exit(process.exitCode ?? code));
