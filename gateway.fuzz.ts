@@ -4,17 +4,15 @@
  *   --seconds S   how long new worlds are made and played (60)
  *   --seed N      the seed of the first world; the next one has N + 1
  *   --side N      how many timed worlds play side by side (8)
- *   --kind KIND   only worlds of this kind: timed, large, wire, meaning or rules
+ *   --kind KIND   only worlds of this kind
  *   --stop N,N    ends at the first find of one of these invariants, and reduces no world
- *   --show        plays one world, that of the seed and the kind, and prints the outcome of each request
- *   --world FILE  the same for the world in a JSON file
+ *   --world FILE  plays the world of a JSON file, and prints the outcome of each request
  *   --planted     plays against copies of gateway.ts with known faults, and prints which were found
  *   --only TEXT   with --planted: only the faults whose names contain the text
  *
  * A world is data: one JSON object, generated from a seed. A world that fails is reduced: parts of its lists are
  * removed as long as the same invariant fails. Each find becomes a test, because a seed means another world as soon as
- * a generator changes. There are timed worlds with small or large bodies (a gateway in this process, and a stand-in
- * backend that hangs, breaks off and lies), and those of the sections THE WIRE, MEANING and RULES.
+ * a generator changes. The table `WORLDS` lists the kinds.
  *
  * `INVARIANTS` below lists what must hold. Most finds do not depend on time, and a single one is red. A find that
  * depends on time must recur when the world is played alone, twice out of two; otherwise it is a warning. The worst
@@ -24,7 +22,7 @@
  * `net.Socket.prototype._writeGeneric` exists, the simulation lets through only `windowBytes` more than the stand-in
  * has read. Bun lacks this function, so torn requests are not tested there, and the run reports that.
  *
- * GATEWAY_FILE names another file. Worlds import only createGateway, and use no setting that version 3.0.0 lacks.
+ * GATEWAY_FILE names another file. Worlds use no setting that version 3.0.0 lacks.
  */
 
 import { type ChildProcess, spawn } from 'node:child_process';
@@ -37,11 +35,11 @@ import { join } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
 import tls from 'node:tls';
 import { fileURLToPath, pathToFileURL } from 'node:url';
-import { parseArgs } from 'node:util';
+import { isDeepStrictEqual, parseArgs } from 'node:util';
 import type { Gateway, GatewayConfig } from './gateway.ts';
 
 const FILE = new URL(process.env.GATEWAY_FILE ?? 'gateway.ts', import.meta.url);
-const { createGateway, FORMS: ownForms } = await import(FILE.href) as typeof import('./gateway.ts');
+const { createGateway, FORMS: formRows, ROUTES: ROWS } = await import(FILE.href) as typeof import('./gateway.ts');
 
 /** What must hold in every world. A find names one of these by number. */
 export const INVARIANTS = {
@@ -57,11 +55,9 @@ export const INVARIANTS = {
   9: 'The rules decide as their model does: client, credential, token, page, endpoint, rate, lists.',
   10: 'A process survives whatever is written to it, writes nothing to standard error, and exits with 0 on SIGTERM.',
   11: 'A message goes to the intended recipient, with the intended text, or is refused with a 4xx.',
+  12: 'Counts are true: GET /metrics has what clients got and the backend took, and the log how many lines it lacks.',
 } as const;
 type Invariant = keyof typeof INVARIANTS;
-
-/** All finds of these depend on time. */
-const TIMED: readonly number[] = [5, 6];
 
 /** A violation of an invariant. */
 interface Find {
@@ -124,8 +120,8 @@ const PHASES = words('gone hung reset');
 /** A period in which the stand-in is away (gone, reset), or neither reads nor answers (hung). */
 type Phase = { kind: (typeof PHASES)[number]; atMs: number; forMs: number };
 
-type Form = keyof typeof ownForms;
-const FORMS = Object.keys(ownForms ?? { bearer: 0, basic: 0, query: 0, path: 0, body: 0 }) as Form[];
+type Form = keyof typeof formRows;
+const FORMS = Object.keys(formRows) as Form[];
 
 /** The kinds of bodies. All from `twice` on try to bypass the lists of a token. */
 const SHAPES = words('plain twice folded escaped late doubled');
@@ -151,8 +147,6 @@ interface Step {
   joined?: boolean;
   /** The next request uses the same connection, this much later. A WebSocket stays open for this long. */
   keptMs?: number;
-  /** Bytes after the request that are not a request. */
-  rubbish?: number;
   /** The client does not read for this long. */
   deafMs?: number;
   answer: [kind: Answer, ms: number];
@@ -173,10 +167,15 @@ const WAYS = {
   // The others are odd, unlucky or hostile.
   sender: (draw) => draw.chance(0.5) ? { keptMs: draw.between(0, 60) } : {},
   confined: (draw) => ({ keptMs: draw.between(0, 60) }),
-  evil: genEvil,
+  // Tries to bypass the lists of its token, or to be acted on twice.
+  evil: (draw, _, bytes) => ({
+    shape: draw.pick(SHAPES),
+    ...(draw.chance(0.3) && { pauses: [[draw.between(100, bytes), draw.between(5, 400)]] }),
+    ...(draw.chance(0.2) && { stopAt: draw.between(100, bytes) }),
+    ...(draw.chance(0.2) && { leave: [draw.between(0, 200), draw.pick(['close', 'half', 'reset'])] }),
+  }),
   hanger: (draw) => ({ answer: ['never', 0], bodyBytes: draw.pick([0, 300, 70_000]) }),
-  rubbish: (draw) => ({ rubbish: draw.below(RUBBISH.length), route: draw.pick(['send', 'unknown', 'about']) }),
-  pipelining: (draw) => ({ joined: true, ...(draw.chance(0.3) && { rubbish: draw.below(RUBBISH.length) }) }),
+  pipelining: () => ({ joined: true }),
   lateHeaders: (draw, { headersMs, lingerMs }) => ({
     pauses: [[draw.between(5, 90), headersMs + draw.between(20, 60) + lingerMs / 4]],
   }),
@@ -255,6 +254,7 @@ type Times = Record<'headersMs' | 'stallMs' | 'slotMs' | 'connectMs' | 'lingerMs
 };
 
 interface World extends Times {
+  kind: 'timed' | 'large';
   seed: number;
   /** How many bytes the gateway may be ahead of the stand-in; 0 for no limit. */
   windowBytes: number;
@@ -266,6 +266,19 @@ interface World extends Times {
   closeMs?: number | undefined;
   /** `limits.body`, in MiB. */
   bodyMiB?: number;
+}
+
+/** What the worlds that are lists of actions consist of, by their kinds. */
+type Parts = { wire: WireClient; log: Flood; meaning: Meaning; rules: Case; counts: Case };
+/** Such a world; `tls` is that of the gateway in worlds of the wire. */
+type Batch<K extends keyof Parts> = { kind: K; seed: number; tls: boolean; parts: Parts[K][] };
+
+/** Makes the worlds of a kind from the generator of its parts. */
+function batches<K extends keyof Parts>(kind: K, count: number, gen: (draw: Draw) => Parts[K]) {
+  return (seed: number): Batch<K> => {
+    const draw = generator(seed, kind);
+    return { kind, seed, tls: draw.chance(0.4), parts: Array.from({ length: count }, () => gen(draw)) };
+  };
 }
 
 const FROM = '+15550100001';
@@ -280,6 +293,7 @@ const TOKENS = {
   hanger: {},
   guest: {},
   confined: LISTS,
+  watcher: { allow: ['metrics'] },
   maker: { defaults: { number: FROM, recipients: [TO] }, allow: ['send', 'GET /v2/send'] },
 };
 type TokenName = keyof typeof TOKENS;
@@ -288,7 +302,7 @@ const CHANGES: Record<string, { settings?: object; refuses: (asked: Asked) => bo
   usual: { settings: {}, refuses: () => false },
   removed: { refuses: () => true },
   expired: { settings: { expires: '2020-01-01' }, refuses: () => true },
-  onlyBearer: { settings: { methods: ['bearer'] }, refuses: ({ form }) => form !== 'bearer' },
+  onlyBearer: { settings: { methods: ['bearer'] }, refuses: ({ step }) => step.form !== 'bearer' },
   onlyInfo: { settings: { allow: ['info'] }, refuses: ({ step }) => step.route !== 'about' },
   elsewhere: { settings: { recipients: [ELSE] }, refuses: ({ step }) => step.route === 'send' },
 };
@@ -311,19 +325,20 @@ const SECRET_PATTERN = new RegExp(`${WORD}|${btoa(`api:${WORD}`)}`);
 export function genWorld(seed: number): World {
   const draw = generator(seed, 'world');
   const timeoutMs = draw.between(1200, 2400);
+  const phase: Phase = {
+    ...{ kind: draw.chance(0.25) ? 'gone' : draw.pick(PHASES), atMs: draw.between(0, 900) },
+    forMs: draw.pick([60, 200, 500, 900, 1500, 2000]),
+  };
   const world: World = {
-    seed,
+    ...{ kind: 'timed', seed },
     ...{ headersMs: draw.between(250, 450), stallMs: draw.between(700, 1000), slotMs: draw.between(150, 350) },
     ...{ connectMs: draw.between(150, 400), lingerMs: draw.between(100, 300) },
     timeoutMs,
     waitMs: Math.min(timeoutMs, draw.pick([300, 300, 600, 900, 1200])),
     parallel: draw.pick([0, 1, 1, 2, 3, 4]),
     windowBytes: draw.pick([0, 4096, 4096, 40_960]),
-    phases: draw.chance(0.6) ? [genPhase(draw)] : [],
-    deafMs: Array.from(
-      { length: draw.pick([1, 7]) },
-      () => draw.chance(0.7) ? 0 : draw.pick([20, 200, 600, 1000, 3000]),
-    ),
+    phases: draw.chance(0.6) ? [phase] : [],
+    deafMs: Array.from({ length: draw.pick([1, 7]) }, () => draw.pick([0, 0, 0, 0, 0, 0, 0, 0, 20, 200, 600, 1000])),
     actors: [],
     ...(draw.chance(0.08) && { closeMs: draw.between(50, 1800) }),
   };
@@ -347,20 +362,12 @@ export function genWorld(seed: number): World {
 export function genLarge(seed: number): World {
   const draw = generator(seed, 'large');
   const { closeMs: _, ...small } = genWorld(seed);
-  const world: World = { ...small, phases: [], deafMs: [0], bodyMiB: 1 };
+  const world: World = { ...small, kind: 'large', phases: [], deafMs: [0], bodyMiB: 1 };
   const kinds = ['sender', 'confined', 'evil', 'slow', 'uploader'] as const;
   world.actors = kinds.map((kind) => genActor(world, kind, 0));
   for (const step of world.actors.flatMap(({ steps }) => steps)) step.bodyBytes = draw.between(900_000, 1_100_000);
   for (const step of world.actors.at(-1)!.steps) step.bodyBytes = 900_000;
   return world;
-}
-
-function genPhase(draw: Draw): Phase {
-  return {
-    kind: draw.chance(0.25) ? 'gone' : draw.pick(PHASES),
-    atMs: draw.between(0, 900),
-    forMs: draw.pick([60, 200, 500, 900, 1500, 2000]),
-  };
 }
 
 function genActor(world: World, kind: Kind, number: number): Actor {
@@ -375,7 +382,9 @@ function genActor(world: World, kind: Kind, number: number): Actor {
       answer: HONEST.includes(kind) ? ['prompt', 0] : [draw.pick(ANSWERS.slice(0, -1)), draw.pick([0, 5, 40, 150])],
       ...(draw.chance(0.4) && { chunked: true }),
     };
-    return { ...usual, ...WAYS[kind](draw, world, usual.bodyBytes + 250) };
+    const step: Step = { ...usual, ...WAYS[kind](draw, world, usual.bodyBytes + 250) };
+    if (step.form === 'body' && !hasBody(step)) step.form = 'bearer';
+    return step;
   };
   const steps = Array.from({ length: draw.between(least, most) }, genStep);
   // A crowd arrives after an absence has started.
@@ -383,31 +392,6 @@ function genActor(world: World, kind: Kind, number: number): Actor {
   const atMs = beginMs + draw.between(0, { hanger: 300, crowd: 150 }[kind as 'crowd'] ?? 1200);
   return { kind, number, atMs, token, ...(together && { together }), steps };
 }
-
-/** A send that tries to bypass the lists of its token, or to be acted on twice. */
-function genEvil(draw: Draw): Partial<Step> {
-  const bodyBytes = draw.pick([300, 66_000, 140_000, 200_000]);
-  const evil: Partial<Step> = { shape: draw.pick(SHAPES), bodyBytes };
-  if (draw.chance(0.3)) evil.pauses = [[draw.between(100, bodyBytes), draw.between(5, 400)]];
-  if (draw.chance(0.2)) evil.stopAt = draw.between(100, bodyBytes);
-  if (draw.chance(0.2)) evil.leave = [draw.between(0, 200), draw.pick(['close', 'half', 'reset'] as const)];
-  if (draw.chance(0.2)) evil.rubbish = draw.below(RUBBISH.length);
-  return evil;
-}
-
-const HIDDEN = `{"number":"${ELSE}","recipients":["${ELSE}"],"message":"hidden"}`;
-/** Bytes that are not a request, and a request without authentication. */
-const RUBBISH = [
-  '\0\0\0\0',
-  'GET',
-  'POST /v2/send HTTP/1.1\r\nX: ',
-  'BREW / HTTP/9.9\r\n\r\n',
-  'x'.repeat(9000),
-  `POST /v2/send HTTP/1.1\r\nHost: x\r\nX-Mark: hidden\r\nContent-Length: ${HIDDEN.length}\r\n\r\n${HIDDEN}`,
-  '\r\n\r\n\r\n',
-  '}]}\r\n0\r\n\r\n',
-  '{}',
-];
 
 // ── THE SIMULATION ───────────────────────────────────────────────────────────────────────────────
 
@@ -417,9 +401,7 @@ interface Asked {
   actor: Actor | undefined;
   token: TokenName;
   step: Step;
-  /** Where the credential is. */
-  form: Step['form'];
-  /** The bytes on the wire, without garbage. */
+  /** The bytes on the wire. */
   bytes: Buffer;
   /** The body that the backend must get, if it is known. */
   expected: Buffer | undefined;
@@ -461,8 +443,6 @@ type Version = { ms: number; loopMs: number; changes: Changes; base: string };
 /** Everything that belongs to one world while it is played. */
 class Play {
   readonly world: World;
-  /** The gateway is a process. */
-  isProcess = false;
   readonly finds: Find[] = [];
   readonly asked = new Map<string, Asked>();
   readonly lines: Line[] = [];
@@ -483,7 +463,7 @@ class Play {
     this.standIn = new StandIn(this);
   }
 
-  find(invariant: Invariant, what: string, isTimed = TIMED.includes(invariant)): void {
+  find(invariant: Invariant, what: string, isTimed = invariant === 5 || invariant === 6): void {
     if (!this.finds.some((find) => find.what === what)) this.finds.push({ invariant, what, isTimed });
   }
 
@@ -522,7 +502,7 @@ class Play {
     await this.standIn.listen();
     const { headersMs, stallMs, slotMs, connectMs, lingerMs } = this.world;
     this.gateway = createGateway(this.config(), {
-      log: (line) => this.#readLine(line),
+      log: (text) => this.lines.push(readLine(text, this)),
       headersTimeoutMs: headersMs,
       stallTimeoutMs: stallMs,
       slotTimeoutMs: slotMs,
@@ -542,15 +522,18 @@ class Play {
     await this.gateway.close();
     return performance.now() - sinceMs;
   }
+}
 
-  #readLine(text: string): void {
-    if (SECRET_PATTERN.test(text)) this.find(8, `the log contains a secret: ${text.slice(0, 200)}`);
-    try {
-      const line: Line = JSON.parse(text);
-      this.lines.push(line);
-    } catch {
-      this.find(7, `a log line is not JSON: ${text.slice(0, 100)}`);
-    }
+/** Reads a line of the log, in any world. */
+function readLine(text: string, play: Pick<Play, 'find'>): Line {
+  if (SECRET_PATTERN.test(text)) play.find(8, `the log contains a secret: ${text.slice(0, 300)}`);
+  try {
+    const line: Line = JSON.parse(text);
+    if (line.message === 'internal error') play.find(7, `internal error: ${line.stack}`);
+    return line;
+  } catch {
+    play.find(7, `a log line is not JSON: ${text.slice(0, 100)}`);
+    return {};
   }
 }
 
@@ -571,8 +554,10 @@ let watcher: NodeJS.Timeout | undefined;
  */
 let loopMs = 0;
 
-/** Starts or ends the watch on the event loop and on uncaught errors. */
-function watch(): void {
+/** Begins or ends to watch a world: uncaught errors, and the event loop. */
+function watch(play: Pick<Play, 'find' | 'lateMs'>, isPlayed: boolean): void {
+  if (isPlayed) PLAYS.add(play);
+  else PLAYS.delete(play);
   const isOn = watcher !== undefined;
   if (isOn === PLAYS.size > 0) return;
   clearInterval(watcher);
@@ -596,8 +581,7 @@ function watch(): void {
 /** Plays a world, and returns what was found. */
 export async function playWorld(world: World, isLoud = false): Promise<Find[]> {
   const play = new Play(world);
-  PLAYS.add(play);
-  watch();
+  watch(play, true);
   try {
     await play.open();
     play.standIn.begin();
@@ -613,8 +597,7 @@ export async function playWorld(world: World, isLoud = false): Promise<Find[]> {
     checkLog(play);
     if (isLoud) sayStory(play);
   } finally {
-    PLAYS.delete(play);
-    watch();
+    watch(play, false);
     for (const wire of play.wires) wire.socket.destroy();
     await play.standIn.close();
   }
@@ -791,11 +774,6 @@ class StandIn {
     if (ms > 0) this.absences.push({ kind: 'slow', fromMs, untilMs: fromMs + ms });
   }
 
-  /** Resolves when the stand-in is not hung. */
-  async awake(): Promise<void> {
-    while (this.isHung) await sleep(5);
-  }
-
   /**
    * How long the stand-in was away, hung or slow between two times. The gateway notices only at its next attempt that
    * the stand-in is back; between two attempts it pauses as long as the absence lasted, and a second at most. For the
@@ -958,7 +936,7 @@ class BackendReader extends MessageReader {
     const path = target.slice(base.length);
     const bases = play.inForce('ms', asked?.startedMs ?? 0, performance.now()).map((version) => version.base);
     if (!bases.includes(base)) this.#find(1, `a request arrives at ${target}, a path in no rules of its time`);
-    if (mark === '' && path === '/v1/about' && play.isProcess) { // its query, once at start
+    if (mark === '' && path === '/v1/about') { // the query of a gateway's process at start
       return void this.#peer.socket.write(
         'HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}',
       );
@@ -1012,28 +990,20 @@ class BackendReader extends MessageReader {
     acted.set(requestId, (acted.get(requestId) ?? 0) + 1);
   }
 
-  /** Acts as encoding/json reads a send: keys match in any case. Here every one of several must be allowed. */
+  /** Acts on a send, of whose shapes the first alone is read alike by everyone. */
   #act(arrival: Arrival, text: string): void {
     arrival.hasActed = true;
     const { asked } = arrival;
     if (!asked) return;
     this.#count(arrival, asked);
     if (asked.acts > 1) this.#find(1, 'a send is acted on twice');
-    let document: Record<string, unknown>;
-    try {
-      document = JSON.parse(text);
-    } catch {
-      return this.#find(1, 'a send is not JSON');
-    }
-    const { senders, recipients } = (TOKENS[asked.actor?.token ?? 'free'] ?? {}) as Partial<typeof LISTS>;
-    const keys = topKeys(text);
-    for (const [pattern, allowed] of [[/^number$/iu, senders], [/^recipients?$/iu, recipients]] as const) {
-      if (keys.filter((key) => pattern.test(key)).length > 1) this.#find(3, `a send has two of ${pattern}`);
-      const values = keys.filter((key) => pattern.test(key)).flatMap((key) => document[key]);
-      const others = values.filter((value) => allowed?.includes(String(value)) === false);
-      if (others.length > 0) this.#find(3, `a send has ${others} as ${pattern}`);
-    }
-    if (!String(document.message).includes(asked.mark)) this.#find(1, 'a send has the message of another');
+    const { number, recipients, message } = JSON.parse(text);
+    const { shape } = asked.step;
+    if (/twice|folded|doubled/.test(shape)) this.#find(3, `a send that is ${shape} is acted on`);
+    const { senders, recipients: others } = (TOKENS[asked.actor?.token ?? 'free'] ?? {}) as Partial<typeof LISTS>;
+    const isAllowed = senders?.includes(number) !== false && others?.includes(String(recipients)) !== false;
+    if (!isAllowed) this.#find(3, `a send from ${number} to ${recipients} is acted on`);
+    if (!String(message).includes(asked.mark)) this.#find(1, 'a send has the message of another');
     if (asked.step.answer[0] !== 'early') void this.#answer(arrival);
   }
 
@@ -1048,7 +1018,7 @@ class BackendReader extends MessageReader {
     if (asked.mark.startsWith('slot')) await new Promise<void>((resolve) => void this.#standIn.held.push(resolve));
     this.#standIn.slow(ms);
     if (ms > 0) await sleep(ms);
-    await this.#standIn.awake();
+    while (this.#standIn.isHung) await sleep(5);
     this.#peer.isBusy = false;
     if (socket.destroyed) return;
     if (kind === 'resetAfter') return this.#peer.reset();
@@ -1088,17 +1058,6 @@ class BackendReader extends MessageReader {
       await sleep(ms / 3);
     }
   }
-}
-
-/** The keys of the outermost object, each as often as it occurs. */
-function topKeys(text: string): string[] {
-  const tokens = text.match(/"(?:[^"\\]|\\.)*"|[{}[\]:]/g) ?? [];
-  let depth = 0;
-  return tokens.filter((token, i) => {
-    if (token === '{' || token === '[') depth++;
-    if (token === '}' || token === ']') depth--;
-    return depth === 1 && tokens[i + 1] === ':';
-  }).map((token) => String(JSON.parse(token)));
 }
 
 function isSend({ method, path }: Arrival): boolean {
@@ -1164,9 +1123,7 @@ function bytesOf(writev: boolean, data: unknown, encoding: string): Buffer {
   const all = writev ? data as unknown[] : [{ chunk: data, encoding }];
   return Buffer.concat(all.map((each) => {
     const { chunk = each, encoding = 'latin1' } = each as { chunk?: unknown; encoding?: string };
-    return typeof chunk === 'string'
-      ? Buffer.from(chunk, encoding as BufferEncoding)
-      : Buffer.from(chunk as Uint8Array);
+    return Buffer.from(chunk as string, encoding as BufferEncoding); // or bytes, which have no encoding
   }));
 }
 
@@ -1183,8 +1140,6 @@ class Wire extends MessageReader {
   isClosed = false;
   /** The gateway has announced, or shown, that this connection accepts no further request. */
   isLast = false;
-  /** Garbage was written, so the gateway may send more responses than there were requests. */
-  hasRubbish = false;
   /** What came after a 101. */
   tunnel: Buffer = Buffer.alloc(0);
   #next = 0;
@@ -1228,7 +1183,7 @@ class Wire extends MessageReader {
     if (headers.get('connection') === 'close') this.isLast = true;
     const response = this.#response = { status, headers, body: Buffer.alloc(0), isComplete: false };
     if (asked) asked.response = response;
-    else if (!this.hasRubbish) this.play.find(4, `a client got a response that it did not ask for: ${first}`);
+    else this.play.find(4, `a client got a response that it did not ask for: ${first}`);
     const answered = headers.get('x-answer');
     if (answered !== undefined && answered !== asked?.mark) {
       this.play.find(4, `a client got the answer to another request: ${answered} for ${asked?.mark}`);
@@ -1263,9 +1218,10 @@ class Wire extends MessageReader {
 const filler = (mark: string, bytes: number): string =>
   `${mark}.`.repeat(bytes / mark.length + 1).slice(0, Math.max(0, bytes));
 
-/** The body of a step, without `auth`. */
-function bodyOf({ shape, bodyBytes, route }: Step, mark: string): string {
-  if (!/send|join|quit|remove/.test(route)) return '';
+const hasBody = ({ route }: Step): boolean => /send|join|quit|remove/.test(route);
+
+/** The body of a step that has one, without `auth`. */
+function bodyOf({ shape, bodyBytes }: Step, mark: string): string {
   const member = (key: string, value: unknown): string => `"${key}":${JSON.stringify(value)}`;
   const object = (...members: string[]): string => `{${members.join()}}`;
   const [number, recipients] = [member('number', FROM), member('recipients', [TO])];
@@ -1297,9 +1253,8 @@ const ROUTES = {
 
 /** Makes the request of a step, and records what the backend must get. */
 function makeRequest(play: Play, actor: Actor | undefined, token: TokenName, step: Step, mark: string): Asked {
-  const body = bodyOf(step, mark);
-  const isJson = body.startsWith('{');
-  const form = step.form === 'body' && !isJson ? 'bearer' : step.form;
+  const { form } = step;
+  const body = hasBody(step) ? bodyOf(step, mark) : '';
   const secret = step.route === 'health' ? '' : step.wrong ? `${WORD}-nobody-0123456789` : secretOf(token);
   let [method = '', path = ''] = ROUTES[step.route].split(' ');
   if (form === 'query') path += `?@auth=${secret}`;
@@ -1317,11 +1272,13 @@ function makeRequest(play: Play, actor: Actor | undefined, token: TokenName, ste
   const bytes = Buffer.concat([head, step.chunked && content.length > 0 ? chunked(content) : content]);
   const expected = Buffer.from(body);
   const stays = step.stopAt === undefined && step.leave === undefined && !step.deafMs;
-  const asked: Asked = {
-    ...{ mark, actor, token, step, form, bytes, expected, stays, arrivals: 0, acts: 0 },
-    ...{ startedMs: performance.now(), startedLoopMs: loopMs },
-  };
-  play.asked.set(mark, asked);
+  return expect(play, { mark, actor, token, step, bytes, expected, stays });
+}
+
+/** Records that a request is about to be made. */
+function expect(play: Play, about: Omit<Asked, 'startedMs' | 'startedLoopMs' | 'arrivals' | 'acts'>): Asked {
+  const asked = { ...about, arrivals: 0, acts: 0, startedMs: performance.now(), startedLoopMs: loopMs };
+  play.asked.set(asked.mark, asked);
   return asked;
 }
 
@@ -1394,12 +1351,7 @@ async function exchange(play: Play, wire: Wire, asked: Asked[]): Promise<void> {
   const { socket } = wire;
   const { step } = asked.at(-1)!;
   wire.asked.push(...asked);
-  // Only the last of several requests has garbage after it, so that each response is known by its order.
-  const { rubbish, stopAt } = step;
-  const isRubbish = rubbish !== undefined && stopAt === undefined;
-  if (isRubbish) wire.hasRubbish = wire.isLast = true;
-  const last = Buffer.from(isRubbish ? RUBBISH[rubbish]! : '');
-  const bytes = Buffer.concat([...asked.map((each) => each.bytes.subarray(0, each.step.stopAt)), last]);
+  const bytes = Buffer.concat(asked.map((each) => each.bytes.subarray(0, each.step.stopAt)));
   if (step.deafMs) socket.pause();
   let at = 0;
   for (const [atByte, ms] of asked[0]!.step.pauses ?? []) {
@@ -1478,7 +1430,6 @@ function checkRequests(play: Play): void {
     }
     const { status, headers, body, isComplete } = response;
     const code = codeOf(response);
-    if (code !== undefined) came(`code ${code}`);
     const isRelayed = headers.has('x-answer') && status !== 101;
     const isOwn = code !== undefined || route === 'health' || headers.has('x-answer');
     if (isComplete && !isOwn) {
@@ -1542,9 +1493,9 @@ function checkLog(play: Play): void {
   const requests = new Map<unknown, Line>();
   let isShut = false;
   for (const line of play.lines) {
-    const isUploads = line.reason === 'unfinished_uploads' && line.token === 'guest';
-    if (isUploads) play.find(3, 'of several uploads, one after the other, one is refused');
-    if (line.message === 'internal error') play.find(7, `internal error: ${line.stack}`);
+    if (line.reason === 'unfinished_uploads' && line.token === 'guest') {
+      play.find(3, 'an upload after others is refused');
+    }
     if (isOfGate(line)) {
       // Each address has its own gate.
       const isOne = play.versions.every(({ base }) => base === '');
@@ -1632,9 +1583,9 @@ async function checkEnd(play: Play): Promise<void> {
 
 // ── THE WIRE ─────────────────────────────────────────────────────────────────────────────────────
 // Connections as no program writes them: requests of every method, with upgrades and bodies where none belong, several
-// in one packet, cut at any byte, and reset at any moment. The gateway of these worlds is a separate process, started
-// by its command line, which serves worlds until it exits. Its clients do not wait for responses, and read only whose
-// response they got: what is checked is the process, its log, and by X-Request-Id the stand-in.
+// in one packet, cut at any byte, and reset at any moment. The gateway of such a world is a separate process, started
+// by its command line. Its clients do not wait for responses, and read only whose response they got: what is checked is
+// the process, its log, and by X-Request-Id the stand-in.
 
 /** The first lines of requests; the stand-in answers unknown routes as `unknown`. */
 const LINES = [
@@ -1647,6 +1598,20 @@ const routeOf = (line: number): keyof typeof ROUTES =>
 const UPGRADES = ['websocket', 'websocket', 'h2c', 'TLS/1.0', 'websocket, h2c', ''];
 const FRAMINGS = words('none length chunked extended tooLong tooShort expecting');
 const BODIES = words('send large broken brokenLarge');
+
+const HIDDEN = `{"number":"${ELSE}","recipients":["${ELSE}"],"message":"hidden"}`;
+/** Bytes that are not a request, and a request without authentication. */
+const RUBBISH = [
+  '\0\0\0\0',
+  'GET',
+  'POST /v2/send HTTP/1.1\r\nX: ',
+  'BREW / HTTP/9.9\r\n\r\n',
+  'x'.repeat(9000),
+  `POST /v2/send HTTP/1.1\r\nHost: x\r\nX-Mark: hidden\r\nContent-Length: ${HIDDEN.length}\r\n\r\n${HIDDEN}`,
+  '\r\n\r\n\r\n',
+  '}]}\r\n0\r\n\r\n',
+  '{}',
+];
 
 /** One request of a wire client. */
 interface WireRequest {
@@ -1666,21 +1631,14 @@ interface WireClient {
   atMs: number;
   requests: WireRequest[];
   pauses: [atByte: number, ms: number][];
+  /** What it writes after its requests. */
+  rubbish?: number;
   /** Writes no further than this byte. */
   stopAt?: number;
   /** `answered` ends with a reset after the first bytes of a response. */
   end: 'reset' | 'answered' | 'close' | 'half' | 'wait';
   endMs: number;
   isDeaf?: boolean;
-}
-
-/** A world that is a list of actions; `tls` is that of the gateway. */
-type Batch<Kind extends string, Part> = { kind: Kind; seed: number; tls?: boolean; parts: Part[] };
-type WireWorld = Batch<'wire', WireClient>;
-
-function genWires(seed: number): WireWorld {
-  const draw = generator(seed, 'wire');
-  return { kind: 'wire', seed, tls: draw.chance(0.4), parts: Array.from({ length: 40 }, () => genWireClient(draw)) };
 }
 
 function genWireClient(draw: Draw): WireClient {
@@ -1695,13 +1653,12 @@ function genWireClient(draw: Draw): WireClient {
     answer: [draw.chance(0.5) ? 'prompt' : draw.pick(ANSWERS.slice(0, -1)), draw.pick([0, 0, 5, 40, 150])],
   });
   const requests = Array.from({ length: draw.pick([1, 1, 2, 2, 3, 9]) }, genRequest);
-  const pauses = draw.chance(0.5)
-    ? []
-    : Array.from({ length: draw.between(1, 4) }, () => draw.pick([3, 80, 400, 70_000]));
+  const pauses = Array.from({ length: draw.pick([0, 0, 0, 1, 2, 4]) }, () => draw.pick([3, 80, 400, 70_000]));
   return {
-    atMs: draw.below(150),
+    atMs: draw.below(300),
     requests,
     pauses: pauses.map((most) => [draw.below(most) + 1, draw.below(6)] as [number, number]).sort(([a], [b]) => a - b),
+    ...(draw.chance(0.2) && { rubbish: draw.below(RUBBISH.length) }),
     ...(draw.chance(0.3) && { stopAt: draw.below(draw.pick([60, 400, 1200, 70_000])) }),
     end: draw.pick(['reset', 'reset', 'reset', 'answered', 'close', 'half', 'wait'] as const),
     endMs: draw.pick([0, 0, 0, 1, 3, 30]),
@@ -1740,164 +1697,120 @@ function writeWire({ line, upgrade, form, wrong, framing, body, closes }: WireRe
   return Buffer.from(`${lines.join('\r\n')}\r\n\r\n${extended}`, 'latin1');
 }
 
-/** A gateway's process with its stand-in. */
+/** A gateway's process with its stand-in, for one world. */
 class House {
   readonly play: Play;
-  readonly isTls: boolean;
+  readonly #folder = mkdtempSync(join(tmpdir(), 'gateway-fuzz-'));
   #child!: ChildProcess;
-  #folder = mkdtempSync(join(tmpdir(), 'gateway-fuzz-'));
-  #ended!: Promise<unknown>;
+  #exit!: Promise<unknown>;
   #errors = '';
   #rest = '';
   /** Lines of requests, by their ids. */
   readonly lines = new Map<string, Line>();
-  /** The worlds take turns. */
-  turn: Promise<unknown> = Promise.resolve();
+  /** How many lines are dropped, by the log. */
+  dropped = 0;
+  #hasAnswer = false;
+  /** How much more of the log is read. */
+  readBytes = Infinity;
 
-  constructor(isTls: boolean) {
-    this.isTls = isTls;
-    const calm = {
-      phases: [],
-      deafMs: [0],
-      windowBytes: 0,
-      parallel: 4,
-      timeoutMs: 2000,
-      waitMs: 300,
-    };
-    this.play = new Play({ ...genWorld(0), ...calm });
-    this.play.isProcess = true;
+  constructor(seed: number) {
+    const calm = { phases: [], deafMs: [0], windowBytes: 0, parallel: 4, timeoutMs: 2000, waitMs: 300 };
+    this.play = new Play({ ...genWorld(seed), ...calm });
   }
 
   get isOver(): boolean {
     return this.#child.exitCode !== null || this.#child.signalCode !== null;
   }
 
-  async open(): Promise<this> {
+  async open(isTls: boolean): Promise<this> {
+    watch(this.play, true);
     await this.play.standIn.listen();
     const [cert, key] = [join(this.#folder, 'cert.pem'), join(this.#folder, 'key.pem')];
     const config = join(this.#folder, 'gateway.json');
     writeFileSync(cert, PEMS[0]!);
     writeFileSync(key, PEMS[1]!);
-    writeFileSync(config, JSON.stringify({ ...this.play.config(), ...(this.isTls && { tls: { cert, key } }) }));
+    writeFileSync(config, JSON.stringify({ ...this.play.config(), ...(isTls && { tls: { cert, key } }) }));
     const loader = process.execArgv.filter((arg) => !/^--test|^--eval/.test(arg));
     const run = 'Deno' in globalThis ? ['run', '-A', '--no-check'] : loader;
     this.#child = spawn(process.execPath, [...run, fileURLToPath(FILE), '--config', config], {
       stdio: ['ignore', 'pipe', 'pipe'],
       env: { PATH: process.env.PATH, HOME: process.env.HOME, LOG_LEVEL: 'debug', LOG_FORMAT: 'json' },
     });
-    this.#ended = once(this.#child, 'close');
+    this.#exit = once(this.#child, 'exit');
     this.#child.stderr!.on('data', (chunk) => this.#errors += chunk);
     this.#child.stdout!.setEncoding('utf8').on('data', (chunk: string) => this.#read(chunk));
-    await until(() => this.play.port > 0 || this.isOver, 30_000);
+    await until(() => this.#hasAnswer || this.isOver, 30_000);
     if (this.play.port === 0) throw new Error(`the gateway's process does not listen: ${this.#errors}`);
     return this;
   }
 
   #read(chunk: string): void {
+    this.readLog(this.readBytes - chunk.length);
     const texts = (this.#rest + chunk).split('\n');
     this.#rest = texts.pop()!;
     for (const text of texts) {
-      const line: Line = JSON.parse(text);
+      const line = readLine(text, this.play);
       if (line.message === 'listening') this.play.port = Number(new URL(String(line.listen)).port);
-      if (line.message === 'internal error') this.play.find(7, `internal error: ${text}`);
-      if (SECRET_PATTERN.test(text)) this.play.find(8, `the log contains a secret: ${text}`);
+      if (/^the backend /.test(String(line.message))) this.#hasAnswer = true;
+      if (typeof line.lines === 'number') this.dropped += line.lines;
       if (line.message === 'request') this.lines.set(String(line.requestId), line);
     }
   }
 
-  /** What was found since the last call. */
-  takeFinds(): Find[] {
+  /** Reads so much more of the log, and no more than that. */
+  readLog(bytes: number): void {
+    this.readBytes = bytes;
+    if (bytes > 0) this.#child.stdout!.resume();
+    else this.#child.stdout!.pause();
+  }
+
+  /** Stops the process by SIGTERM, which must take no longer than its deadline, and checks what it has left. */
+  async close(): Promise<Find[]> {
     const { play } = this;
-    if (this.#errors !== '') play.find(10, `a process writes to standard error: ${this.#errors.slice(0, 2000)}`);
     if (this.isOver) play.find(10, `a process exits with ${this.#child.exitCode} ${this.#child.signalCode}`);
-    this.#errors = '';
-    // The lines of earlier worlds are kept, because the backend may act on a request after its client was refused.
+    else {
+      process.kill(this.#child.pid!, 'SIGTERM'); // after a child.kill, Deno 2.9 reports no exit code
+      if (await isLate(this.#exit, 12_000)) play.find(10, 'a process does not exit on SIGTERM');
+      else if (this.#child.exitCode !== 0) play.find(10, `a process exits ${this.#child.exitCode} on SIGTERM`);
+    }
+    this.#child.kill('SIGKILL');
+    this.readLog(Infinity);
+    await until(() => this.#child.stdout!.closed && play.standIn.peers.size === 0, 5000);
+    if (this.#errors !== '') play.find(10, `a process writes to standard error: ${this.#errors.slice(0, 2000)}`);
     for (const [id, { code, status }] of this.lines) {
       const acts = play.standIn.acted.get(id) ?? 0;
       const isTold = typeof code === 'string' && Number(status) < 499 && !OPEN_CODES.includes(code);
       if (isTold && acts > 0) play.find(2, `a client got ${code}, and the backend has acted (${id})`);
       if (status === 201 && acts === 0) play.find(2, `a client got 201, and nothing was done (${id})`);
     }
-    if (this.lines.size > 5000) this.lines.clear();
-    return play.finds.splice(0);
-  }
-
-  /** Stops the process by SIGTERM, which must take no longer than its deadline. */
-  async close(): Promise<void> {
-    if (!this.isOver) {
-      process.kill(this.#child.pid!, 'SIGTERM'); // after a child.kill, Deno 2.9 reports no exit code
-      if (await isLate(this.#ended, 12_000)) this.play.find(10, 'a process does not exit on SIGTERM');
-      else if (this.#child.exitCode !== 0) this.play.find(10, `a process exits ${this.#child.exitCode} on SIGTERM`);
-    }
-    this.#child.kill('SIGKILL');
-    await this.#ended;
-    await this.play.standIn.close();
+    watch(play, false);
+    await play.standIn.close();
     rmSync(this.#folder, { recursive: true, force: true });
+    return play.finds;
   }
 }
 
-/** The processes that run, one with TLS and one without. */
-const HOUSES = new Map<boolean, Promise<House>>();
-
-/** Stops the processes. @returns what was found only then. */
-async function closeHouses(): Promise<Failure[]> {
-  const houses = await Promise.all(HOUSES.values());
-  HOUSES.clear();
-  await Promise.all(houses.map((house) => house.close()));
-  return houses.flatMap(({ isTls, play }) =>
-    play.finds.map((find) => ({ world: { kind: 'wire', seed: 0, tls: isTls, parts: [] }, find }))
-  );
-}
-
-/** Plays a world in the process that serves its kind, after the worlds before it. */
-async function playWires(world: WireWorld): Promise<Find[]> {
-  const { tls: isTls = false } = world;
-  const opening = HOUSES.get(isTls) ?? new House(isTls).open();
-  HOUSES.set(isTls, opening);
-  const house = await opening;
-  const playing = house.turn.then(() => house.isOver ? [] : playIn(house, world));
-  house.turn = playing;
-  return await playing;
-}
-
-async function playIn(house: House, world: WireWorld): Promise<Find[]> {
-  PLAYS.add(house.play);
-  watch();
-  const marks = world.parts.map((client, i) => {
-    const requests = client.requests.map((request, j) => [request, `w${wires++}-${world.seed}-${i}-${j}`] as const);
-    for (const [{ line, wrong, form, answer, upgrade }, mark] of requests) {
-      const route = upgrade?.startsWith('websocket') ? 'socket' : routeOf(line);
-      const step: Step = { route, form: 'bearer', shape: 'plain', bodyBytes: 100_000, answer };
-      if (wrong || form === 'none') step.wrong = true;
-      const own = { mark, actor: undefined, token: 'free', step, form: 'bearer', bytes: Buffer.alloc(0) } as const;
-      const times = { startedMs: performance.now(), startedLoopMs: loopMs };
-      const fate = { expected: undefined, stays: false, arrivals: 0, acts: 0, ...times };
-      house.play.asked.set(mark, { ...own, ...fate });
-    }
-    return requests.map(([, mark]) => mark);
-  });
-  await Promise.all(world.parts.map((client, i) => runWireClient(house, client, marks[i]!)));
+async function playWires({ seed, tls: isTls, parts }: Batch<'wire'>): Promise<Find[]> {
+  const house = await new House(seed).open(isTls);
+  const note = ({ line, wrong, form, answer, upgrade }: WireRequest, mark: string): string => {
+    const route = upgrade?.startsWith('websocket') ? 'socket' : routeOf(line);
+    const step: Step = { route, form: 'bearer', shape: 'plain', bodyBytes: 100_000, answer };
+    if (wrong || form === 'none') step.wrong = true;
+    const own = { mark, actor: undefined, token: 'free', step, bytes: Buffer.alloc(0) } as const;
+    return expect(house.play, { ...own, expected: undefined, stays: false }).mark;
+  };
+  const marks = parts.map(({ requests }, i) => requests.map((request, j) => note(request, `w${i}-${j}`)));
+  await Promise.all(parts.map((client, i) => runWireClient(house.play, isTls, client, marks[i]!)));
   await sleep(60); // a connection that was just reset is still being handled
-  PLAYS.delete(house.play);
-  watch();
-  for (const [mark, { startedMs }] of house.play.asked) {
-    if (startedMs < performance.now() - 20_000) house.play.asked.delete(mark);
-  }
-  const finds = house.takeFinds();
-  if (house.isOver) {
-    HOUSES.delete(house.isTls);
-    await house.close();
-  }
-  return finds;
+  return await house.close();
 }
-let wires = 0;
 
 /** Writes what a client writes, and ends its connection in the same way. */
-async function runWireClient(house: House, client: WireClient, marks: string[]): Promise<void> {
-  const { requests, pauses, stopAt, end, endMs, isDeaf } = client;
+async function runWireClient(play: Play, isTls: boolean, client: WireClient, marks: string[]): Promise<void> {
+  const { requests, rubbish, pauses, stopAt, end, endMs, isDeaf } = client;
   await sleep(client.atMs);
-  const raw = net.connect({ port: house.play.port, host: '127.0.0.1', allowHalfOpen: true, noDelay: true });
-  const socket = house.isTls ? tls.connect({ socket: raw, rejectUnauthorized: false }) : raw;
+  const raw = net.connect({ port: play.port, host: '127.0.0.1', allowHalfOpen: true, noDelay: true });
+  const socket = isTls ? tls.connect({ socket: raw, rejectUnauthorized: false }) : raw;
   for (const each of new Set([raw, socket])) each.on('error', () => {});
   let [isReady, isClosed, hasAnswer, got] = [false, false, false, ''];
   socket.once('close', () => isClosed = true);
@@ -1905,10 +1818,11 @@ async function runWireClient(house: House, client: WireClient, marks: string[]):
     hasAnswer = true;
     got = got.slice(-9000) + chunk.toString('latin1');
   });
-  socket.once(house.isTls ? 'secureConnect' : 'connect', () => isReady = true);
+  socket.once(isTls ? 'secureConnect' : 'connect', () => isReady = true);
   await until(() => isClosed || isReady, 2000);
   if (isDeaf) socket.pause();
-  const bytes = Buffer.concat(requests.map((request, i) => writeWire(request, marks[i]!))).subarray(0, stopAt);
+  const written = requests.map((request, i) => writeWire(request, marks[i]!));
+  const bytes = Buffer.concat([...written, Buffer.from(RUBBISH[rubbish!] ?? '')]).subarray(0, stopAt);
   let at = 0;
   for (const [atByte, ms] of [...pauses, [bytes.length, 0] as const]) {
     if (isClosed || at >= bytes.length) break;
@@ -1924,26 +1838,85 @@ async function runWireClient(house: House, client: WireClient, marks: string[]):
   socket.destroy();
   raw.destroy();
   for (const [, mark] of got.matchAll(/^X-Answer: (\S+)\r$/gim)) {
-    if (!marks.includes(mark!)) house.play.find(4, `a client got the answer to another request: ${mark}`);
+    if (!marks.includes(mark!)) play.find(4, `a client got the answer to another request: ${mark}`);
   }
 }
 
+// ── THE LOG ──────────────────────────────────────────────────────────────────────────────────────
+// A gateway whose log is read slowly, or not at all, by the process that started it. Each request leaves one line, or is
+// one of the lines that the log says to be dropped.
+
+/** Requests to a gateway, how much of its log is read meanwhile, and whether everything is then. */
+type Flood = { requests: number; path: string; readKiB: number; isRead: boolean };
+
+/** A path and a header whose log line is as long as one can be, so that 1 MiB of them come soon. */
+const LONG = '/rate-limit-challenge'.repeat(8);
+const ORIGIN = { Origin: `https://${'x'.repeat(92)}` };
+
+const genFlood = (draw: Draw): Flood => ({
+  requests: draw.pick([300, 2500, 3000]),
+  path: draw.pick(['/healthz', LONG, LONG, LONG, LONG]),
+  readKiB: draw.pick([0, 0, 0, 100, 900]),
+  isRead: draw.chance(0.7),
+});
+
+async function playLog({ seed, parts }: Batch<'log'>): Promise<Find[]> {
+  const house = await new House(seed).open(false);
+  const { play, lines } = house;
+  const agent = new http.Agent({ keepAlive: true, maxSockets: 8 });
+  const get = (path: string): Promise<Told> => ask(play.port, agent, { method: 'GET', path, headers: ORIGIN });
+  let asked = 0;
+  for (const { requests, path, readKiB, isRead } of parts) {
+    house.readLog(readKiB * 1024);
+    const answered = Promise.all(Array.from({ length: requests }, () => get(path)));
+    if (await isLate(answered, 20_000)) play.find(4, 'a gateway whose log is not read stops');
+    asked += requests;
+    if (!isRead) continue;
+    house.readLog(Infinity);
+    const isWhole = (): boolean => lines.size + house.dropped === asked;
+    const about = (): string => `${asked} requests, ${lines.size} lines, and ${house.dropped} said to be dropped`;
+    if (!await until(isWhole, 10_000)) play.find(12, about());
+    const { text } = await get(`/@auth=${secretOf('watcher')}/metrics`);
+    if (!text.includes(`lines_dropped_total ${house.dropped}\n`)) play.find(12, `${about()}, but not counted so`);
+    asked++;
+  }
+  if (house.dropped > 0) came('log dropped');
+  agent.destroy();
+  return await house.close();
+}
+
 // ── A DESK: ONE REQUEST AT A TIME ────────────────────────────────────────────────────────────────
-// The worlds above are about time and bytes. The two kinds below are about decisions: hundreds of requests a second,
-// one after the other, to a gateway in this process. The desk's backend answers everything with 201 and keeps what it
-// got. It models nothing else of the real backend.
+// The worlds above are about time and bytes. The kinds below are about decisions: hundreds of requests a second, one
+// after the other, to a gateway in this process. The desk's backend keeps what it got, and answers with 201 or with what
+// `X-Answer` says (0: it breaks off). It models nothing else of the real backend.
 
 /** A request as a program makes it; `headers` may hold a name twice. */
 type Letter = { method: string; path: string; headers: Record<string, string | string[]>; body?: string | undefined };
 /** What the backend got for a request. */
 type Seen = { url: string; headers: string[]; body: string };
 /** The response to the client; status 0 if the connection broke. */
-type Told = { status: number; code?: string | undefined; retryAfter?: string | undefined };
+type Told = { status: number; code?: string | undefined; retryAfter?: string | undefined; text: string };
+
+/** Sends a request to a gateway. */
+function ask(port: number, agent: http.Agent, { body, ...letter }: Letter): Promise<Told> {
+  return new Promise((resolve) => {
+    const req = http.request({ ...letter, host: '127.0.0.1', port, agent }, (res) => {
+      let text = '';
+      res.setEncoding('utf8').on('data', (part: string) => text += part).on('error', () => {}).on('close', () => {
+        const [, code] = /"code":"([a-z_]+)"/.exec(text) ?? [];
+        resolve({ status: res.statusCode!, code, retryAfter: res.headers['retry-after'], text });
+      });
+    });
+    req.on('error', () => resolve({ status: 0, text: '' }));
+    req.end(body);
+  });
+}
 
 class Desk {
   lateMs = 0;
   readonly finds: Find[] = [];
   readonly seen = new Map<string, Seen[]>();
+  readonly lines: Line[] = [];
   clockMs = Date.UTC(2026, 0, 1);
   #gateway!: Gateway;
   #port = 0;
@@ -1955,52 +1928,35 @@ class Desk {
       const [mark, body] = [String(req.headers['x-mark']), Buffer.concat(chunks).toString()];
       const { url = '', rawHeaders: headers } = req;
       this.seen.set(mark, [...this.seen.get(mark) ?? [], { url, headers, body }]);
-      res.writeHead(201, { 'Content-Type': 'application/json' }).end('{}');
+      const status = Number(req.headers['x-answer'] ?? 201);
+      if (status === 0) req.socket.destroy();
+      else res.writeHead(status, { 'Content-Type': 'application/json' }).end('{}');
     });
   });
 
   /** Opens a gateway, whose backend has a path and userinfo. @param tokens their settings, without secrets. */
   async open(tokens: Record<string, object>, config: GatewayConfig): Promise<void> {
-    PLAYS.add(this);
-    watch();
+    watch(this, true);
     await once(this.#backend.listen(0, '127.0.0.1'), 'listening');
     const url = `http://user:word@127.0.0.1:${(this.#backend.address() as AddressInfo).port}/base`;
     const secrets = Object.entries(tokens).map(([name, token]) => [name, { secret: secretOf(name), ...token }]);
     this.#gateway = createGateway({
       ...{ listen: '127.0.0.1:0', backend: { url, wait: '0' }, auth: { methods: FORMS }, shutdown: '1s' },
       ...{ log: { level: 'debug', format: 'json' }, tokens: Object.fromEntries(secrets), ...config },
-    }, { now: () => this.clockMs, log: (line) => this.#readLine(line) });
+    }, { now: () => this.clockMs, log: (text) => this.lines.push(readLine(text, this)) });
     this.#port = Number(new URL(await this.#gateway.listen()).port);
-  }
-
-  #readLine(line: string): void {
-    if (SECRET_PATTERN.test(line)) this.find(8, 'the log contains a secret', line);
-    if (JSON.parse(line).message === 'internal error') this.find(7, 'internal error', line);
   }
 
   find(invariant: Invariant, what: string, about: unknown = {}): void {
     this.finds.push({ invariant, what: `${what}: ${JSON.stringify(about)}`, isTimed: false });
   }
 
-  /** Sends a request, and returns its response. */
-  ask(mark: string, { method, path, headers, body }: Letter): Promise<Told> {
-    const options = { host: '127.0.0.1', port: this.#port, agent: this.#agent, method, path };
-    return new Promise((resolve) => {
-      const req = http.request({ ...options, headers: { ...headers, 'X-Mark': mark } }, (res) => {
-        let text = '';
-        res.setEncoding('utf8').on('data', (part: string) => text += part).on('error', () => {}).on('close', () => {
-          const [, code] = /"code":"([a-z_]+)"/.exec(text) ?? [];
-          resolve({ status: res.statusCode!, code, retryAfter: res.headers['retry-after'] });
-        });
-      });
-      req.on('error', () => resolve({ status: 0 }));
-      req.end(body);
-    });
+  ask(mark: string, letter: Letter): Promise<Told> {
+    return ask(this.#port, this.#agent, { ...letter, headers: { ...letter.headers, 'X-Mark': mark } });
   }
 
   async close(): Promise<void> {
-    PLAYS.delete(this);
-    watch();
+    watch(this, false);
     this.#agent.destroy();
     await this.#gateway.close();
     this.#backend.close();
@@ -2013,27 +1969,20 @@ class Desk {
 // well-encoded form, and no unencoded value that another client would have meant encoded.
 
 const ENCODINGS = words('json shell form bare lines multipart text query get payload');
-/** How a recipient is named: as in a send, and in spellings that are refused. */
-const OWN_NAMES = [
-  'recipients',
-  'recipients',
-  'recipients',
-  'recipient',
-  'Recipients',
-  'recipients[]',
-  'recipients[0]',
-];
-/** Names that are data. */
-const OTHER_NAMES = ['to', 'group', 'target', 'receipients', 'recipents', 'group_id', 'destination'];
+/** How a recipient is named: by a send's own field, with what programs write around it, and by names that are data. */
+const OWN_NAMES = words('recipients recipients recipients recipient Recipients recipients[] recipients[0]');
+const OTHER_NAMES = words('to group target receipients recipents group_id destination');
 
 /** What a client means, and how it is written. */
 interface Meaning {
   token: keyof typeof MEANING_TOKENS;
   way: (typeof ENCODINGS)[number];
   text: string;
-  /** The intended recipient, and the name under which it is written. */
-  wanted?: string;
-  name: string;
+  /** The intended recipients, and the name under which each is written. */
+  wanted: string[];
+  name: (typeof OWN_NAMES)[number] | (typeof OTHER_NAMES)[number];
+  /** How often a form has the field of the text. */
+  times: number;
   /** Content-Type; none if empty. */
   declared: string;
   /** Other fields. Those named `auth` hold a valid credential in addition to the one in the header. */
@@ -2044,29 +1993,24 @@ interface Meaning {
   order: number;
 }
 
-type MeaningWorld = Batch<'meaning', Meaning>;
-
 const THIRD = '+15550100003';
+const WANTED = [[], [], [THIRD], [THIRD], [GROUP], [THIRD, TO], [TO, THIRD, ELSE], [TO, THIRD, ELSE, FROM]];
 const defaults = { number: FROM, recipients: [TO] };
 const MEANING_TOKENS = {
-  plain: { defaults, senders: ['*'], recipients: ['*'] },
-  confined: { defaults },
+  plain: { defaults },
+  open: { defaults, recipients: [TO, THIRD, ELSE, FROM, 'group.*'] },
   templated: { defaults, message: '{{text}}{{message}}' },
   whole: { defaults, message: '{{.}}{{payload}}{{data}}{{message}}' },
+  unaddressed: { defaults: { number: FROM }, message: '{{text}}{{message}}' },
 };
 
 /** Pieces of texts, with everything that is difficult to encode. None starts a JSON object, and none names a field. */
 const PIECES = ('Backup done|5 files|AT&T|Tom & Jerry|temp=23|x = 1|a=b&c|100%|50% off|"quoted"|it\'s|Tür|🚪|C:\\dir|' +
   'number: 5|to: Bob|<b>|;|#1|https://x.example/?a=1|a+b|\n|\t|-- |[x]|(y)|état|auth=failed|98 %|@home').split('|');
 
-function genMeanings(seed: number): MeaningWorld {
-  const draw = generator(seed, 'meaning');
-  return { kind: 'meaning', seed, parts: Array.from({ length: 60 }, () => genMeaning(draw)) };
-}
-
 function genMeaning(draw: Draw): Meaning {
   const way = draw.pick(ENCODINGS);
-  const token = draw.pick(['plain', 'plain', 'confined', 'templated', 'whole'] as const);
+  const token = draw.pick(Object.keys(MEANING_TOKENS) as Meaning['token'][]);
   const isLine = way === 'lines' || way === 'shell';
   const usable = way === 'bare' ? PIECES.filter(isBare) : PIECES;
   const pieces = isLine ? ['Backup', 'done', 'Tür', '5'] : usable;
@@ -2074,7 +2018,7 @@ function genMeaning(draw: Draw): Meaning {
   const joined = words.join(draw.pick([' ', ' ', isLine ? ' ' : '']));
   const text = (way === 'bare' && !isBare(joined) ? words[0]! : joined).trim() || 'Backup done';
   // A text that is declared as one is sent unchanged, and lines are not a form.
-  const hasSecret = way !== 'lines' && way !== 'shell' && draw.chance(0.15);
+  const hasSecret = !isLine && draw.chance(0.15);
   const others: Meaning['others'] = [
     ...(draw.chance(0.5) ? [['sensor', draw.pick(['Door 1', 'door', '5'])]] : []),
     ...(draw.chance(0.4) ? [['title', draw.pick(['Back up', 'Backup', 'x=y'])]] : []),
@@ -2085,7 +2029,8 @@ function genMeaning(draw: Draw): Meaning {
   const formTypes = way === 'text' ? [...types.slice(1), 'text/plain; charset=utf-8'] : types.slice(2);
   return {
     ...{ token, way, text, others, order: draw.below(1000) },
-    ...(way !== 'text' && draw.chance(0.6) && { wanted: draw.pick([THIRD, THIRD, GROUP]) }),
+    wanted: way === 'text' ? [] : draw.pick(WANTED),
+    times: draw.pick([1, 1, 1, 1, 1, 2, 3, 4]),
     name: draw.chance(0.7) ? draw.pick(OWN_NAMES) : draw.pick(OTHER_NAMES),
     declared: draw.pick(isForm ? formTypes : types),
     ...((way === 'multipart' || way === 'payload') && draw.chance(0.4) && { hasFile: true }),
@@ -2102,23 +2047,22 @@ const FORM_SAFE = (text: string): string => encodeURIComponent(text).replaceAll(
  * which one is meant, undefined if a template shows more.
  */
 function writeMeaning(meaning: Meaning): { letter: Letter; isNamed: boolean; texts: string[] | undefined } {
-  const { token, way, text, wanted, name, declared, others, hasFile, order } = meaning;
+  const { token, way, text, times, wanted, name, declared, others, hasFile, order } = meaning;
   const draw = generator(order, 'order');
-  const textName = token === 'templated' ? draw.pick(['text', 'message']) : 'message';
+  const textName = /ed$/.test(token) ? draw.pick(['text', 'message']) : 'message';
   const shuffled = <T>(list: T[]): T[] =>
     list.map((each) => [draw.below(1e6), each] as const).sort(([a], [b]) => a - b).map(([, each]) => each);
-  const isOwn = OWN_NAMES.includes(name);
-  const inQuery = way === 'query' && wanted !== undefined;
+  const inQuery = way === 'query' && wanted.length > 0;
   const pairs = shuffled([
-    [textName, text],
-    ...(wanted !== undefined && !inQuery ? [[name, wanted]] : []),
+    ...Array.from({ length: times }, () => [textName, text]),
+    ...(inQuery ? [] : wanted.map((each) => [name, each])),
     ...(way === 'query' ? [] : others),
   ] as [string, string][]);
-  const isList = (key: string, value: string): boolean => value === wanted && /^recipients/i.test(key);
+  const wantedAs = (key: string): unknown => wanted.length > 1 || /^recipients/i.test(key) ? wanted : wanted[0];
   const object = (list: [string, string][]): string =>
-    JSON.stringify(Object.fromEntries(list.map(([key, value]) => [key, isList(key, value) ? [value] : value])));
+    JSON.stringify(Object.fromEntries(list.map(([key, value]) => [key, key === name ? wantedAs(key) : value])));
   const encoded = pairs.map((pair) => pair.map(draw.chance(0.5) ? FORM_SAFE : encodeURIComponent).join('=')).join('&');
-  const bare = pairs.map(([key, value]) => `${key}=${value === wanted ? draw.pick([value, FORM_SAFE(value)]) : value}`);
+  const bare = pairs.map(([key, value]) => `${key}=${key === name ? draw.pick([value, FORM_SAFE(value)]) : value}`);
   const isMultipart = way === 'multipart' || (way === 'payload' && hasFile);
   const inner = object(pairs);
   const key = draw.pick(['payload', 'data']);
@@ -2134,21 +2078,20 @@ function writeMeaning(meaning: Meaning): { letter: Letter; isNamed: boolean; tex
     get: () => '',
     payload: () => isMultipart ? multipart([[key, inner]], true) : `${key}=${encodeURIComponent(inner)}`,
   };
-  const type = isMultipart ? 'multipart/form-data; boundary=b' : declared;
-  const named = inQuery ? `?${FORM_SAFE(name)}=${encodeURIComponent(wanted)}` : '';
-  const query = way === 'get' ? `?${encoded}` : named;
+  const type = way === 'get' ? '' : isMultipart ? 'multipart/form-data; boundary=b' : declared;
+  const inUrl = wanted.map((each) => `${FORM_SAFE(name)}=${encodeURIComponent(each)}`).join('&');
+  const query = way === 'get' ? `?${encoded}` : inQuery ? `?${inUrl}` : '';
   const body = bodies[way]();
-  const declares = type !== '' && way !== 'get' && { 'Content-Type': type };
-  const headers = { Authorization: `Bearer ${secretOf(token)}`, ...declares };
+  const headers = { Authorization: `Bearer ${secretOf(token)}`, ...(type !== '' && { 'Content-Type': type }) };
   const letter = { method: way === 'get' ? 'GET' : 'POST', path: `/v2/send${query}`, headers, body: body || undefined };
-  // A text names no recipient, whatever it contains, and for a template the recipients are data. Unencoded pairs are a
-  // form only if the first name is a field.
-  const isForm = way !== 'bare' || bare[0]!.startsWith('message=');
-  const isTextOnly = way !== 'get' && /^text\/plain/.test(type) && !body.startsWith('{');
+  // A text names no recipient, whatever it contains, and a foreign name is data. So are a body's recipients to a template
+  // whose token has default ones. Unencoded pairs may be a form or a text, unless the first name is a field.
+  const isTextOnly = /^text\/plain/.test(type) && !body.startsWith('{');
   const isData = /templated|whole/.test(token) && name === 'recipients' && !inQuery;
-  const isNamed = wanted !== undefined && !isTextOnly && isOwn && !isData;
-  const meant = isForm && !/^(?:lines|shell)$/.test(way) ? [text] : [text, body];
-  const texts = token === 'whole' ? undefined : meant;
+  const isNamed = wanted.length > 0 && (OWN_NAMES as string[]).includes(name) && !isTextOnly && !isData;
+  const isForm = way === 'bare' ? bare[0]!.startsWith('message=') : !/^(?:lines|shell)$/.test(way);
+  const isShown = /plain|open/.test(token) || (token !== 'whole' && times === 1);
+  const texts = isShown ? isForm ? [text] : [text, body] : undefined;
   return { letter, isNamed, texts };
 }
 
@@ -2159,7 +2102,7 @@ function multipart(pairs: [string, string][], hasFile = false): string {
 }
 
 /** Posts what is meant, and compares it with what arrives (invariants 8 and 11). */
-async function playMeanings({ parts }: MeaningWorld): Promise<Find[]> {
+async function playMeanings({ parts }: Batch<'meaning'>): Promise<Find[]> {
   const desk = new Desk();
   await desk.open(MEANING_TOKENS, { allow: ['send', 'GET /v2/send'] });
   for (const [i, meaning] of parts.entries()) {
@@ -2172,9 +2115,10 @@ async function playMeanings({ parts }: MeaningWorld): Promise<Find[]> {
     if (status !== 201 && (status < 400 || status > 499)) desk.find(11, `a body is answered with ${status}`, about);
     if (seen.length === 0) continue;
     const { recipients, message } = JSON.parse(seen[0]!.body);
-    const named = meaning.token === 'confined' ? 'nobody' : meaning.wanted;
-    const wanted = isNamed ? named : TO;
-    if (String(recipients) !== wanted) desk.find(11, `a message for ${wanted} goes to ${recipients}`, about);
+    const [wanted, to] = [isNamed ? meaning.wanted : [TO], recipients ?? []].map((list) => String(list.toSorted()));
+    if (to !== wanted) desk.find(11, `a message for ${wanted} goes to ${to}`, about);
+    const isConfined = /plain|templated|whole/.test(meaning.token);
+    if (isConfined && to !== TO) desk.find(3, `a token for ${TO} sends to ${to}`, about);
     const isMeant = texts === undefined || texts.includes(String(message));
     if (!isMeant) desk.find(11, `another text arrives, ${JSON.stringify(message)}`, about);
     if (String(message).includes(WORD)) desk.find(8, 'a credential is in a text', about);
@@ -2190,6 +2134,7 @@ async function playMeanings({ parts }: MeaningWorld): Promise<Find[]> {
 const RULE_TOKENS = {
   free: {},
   confined: LISTS,
+  derived: { defaults },
   near: { clients: ['10.1.0.0/16'] },
   slow: { rate: '3/1m' },
   old: { expires: '2020-01-01' },
@@ -2207,58 +2152,61 @@ interface Case {
   /** The client, behind a trusted proxy. */
   from: string;
   origin?: string;
+  /** A header that only browsers send. */
+  browser?: 'User-Agent' | 'Sec-Fetch-Site';
   hasRange?: boolean;
   account: string;
   recipient: string;
   /** The type that an attachment declares. */
   attachment?: string;
+  /** The backend's status; 0 if it breaks off. */
+  answer?: number;
   /** How far the clock advances before it. */
   waitMs: number;
 }
 
-type RuleWorld = Batch<'rules', Case>;
+/** The routes of `messaging`; `{}` stands for a body. */
+const MESSAGING = ROWS.filter(({ group }) => group === 'messaging').map(({ method, template, facts }) =>
+  `${method}${facts.includes('body') ? '{}' : ''} ${template}`
+);
 
-/** The routes of `messaging`, from the code if it still has them in this form. */
-const MESSAGING = readMessaging();
-function readMessaging(): string[] {
-  const [, block = ''] = /\n {2}messaging: \[([^]*?)\n {2}\]/.exec(readFileSync(FILE, 'utf8')) ?? [];
-  const rows = Array.from(block.matchAll(/'([A-Z{},]+) (\/v\d\/[^ ']+) *([^']*)'/g), ([, ...row]) => row);
-  const found = rows.map(([methods, path, facts]) =>
-    methods!.split(',').map((method) => `${method}${/\bbody/.test(facts!) ? '{}' : ''} ${path}`)
-  );
-  const old = 'GET /v1/attachments|PUT{} /v1/typing-indicator/:number|POST{} /v1/groups/:number|' +
-    'DELETE /v1/groups/:number/:groupid|POST{} /v1/groups/:number/:groupid/members|POST{} /v1/reactions/:number';
-  return found.length > 9 ? found.flat() : old.split('|');
-}
-
-function genRules(seed: number): RuleWorld {
-  const draw = generator(seed, 'rules');
+function genCase(draw: Draw): Case {
   const tokens = Object.keys(RULE_TOKENS) as RuleToken[];
   const credential = (): Case['credentials'][number] => ({
     form: draw.pick(FORMS),
     token: draw.chance(0.15) ? 'nobody' : draw.pick([...tokens, 'confined', 'confined', 'slow', 'free']),
   });
-  const genCase = (): Case => ({
+  return {
     route: draw.chance(0.5) ? 'POST{} /v2/send' : draw.pick([...MESSAGING, 'GET /v1/receive/:number', 'GET /v1/about']),
     credentials: draw.chance(0.7) ? [credential()] : [credential(), credential()],
     spelling: draw.below(4),
     from: draw.pick(['10.1.0.1', '10.1.9.9', '10.2.0.1', '192.0.2.1, 10.1.0.1', '10.1.0.1, 192.0.2.1', '2001:db8::1']),
     ...(draw.chance(0.3) && { origin: draw.pick(['https://dash.example', 'https://evil.example', 'null']) }),
+    ...(draw.chance(0.2) && { browser: draw.pick(['User-Agent', 'Sec-Fetch-Site'] as const) }),
     ...(draw.chance(0.2) && { hasRange: true }),
     account: draw.pick([FROM, FROM, FROM, ELSE]),
     recipient: draw.pick([TO, TO, TO, ELSE]),
     ...(draw.chance(0.2) && { attachment: draw.pick(['', 'data:image/png;filename=a.png;base64,', EVIL_FILE]) }),
     waitMs: draw.pick([0, 0, 1000, 5000, 20_000, 61_000]),
-  });
-  return { kind: 'rules', seed, parts: Array.from({ length: 60 }, genCase) };
+  };
 }
+
+/** A case of any route, to a backend that also refuses and breaks off. */
+const genCounted = (draw: Draw): Case => ({
+  ...genCase(draw),
+  ...(draw.chance(0.3) && { route: draw.pick(OTHER_ROUTES) }),
+  answer: draw.pick([201, 201, 200, 400, 500, 0]),
+});
+const OTHER_ROUTES = 'HEAD /v1/about|GET /healthz|GET /v1/nothing|POST{} /v1/register/:number|POST{} /v1/send'.split(
+  '|',
+);
 
 const EVIL_FILE = 'data:image/png;filename=../a.png;base64,';
 const AUTH_NAMES = ['@auth', '%40auth', '@%61uth', '%40%61uth'];
 const ORDER = ['bearer', 'basic', 'path', 'query', 'body'];
 
 /** Writes a case as a request. */
-function writeCase({ route, credentials, spelling, from, origin, hasRange, ...sent }: Case): Letter {
+function writeCase({ route, credentials, spelling, from, origin, browser, hasRange, answer, ...sent }: Case): Letter {
   const [methods = '', template = ''] = route.split(' ');
   const method = methods.replace('{}', '');
   const values: Record<string, string> = { ':number': sent.account, ':groupid': GROUP, ':attachment': 'one.jpg' };
@@ -2286,15 +2234,17 @@ function writeCase({ route, credentials, spelling, from, origin, hasRange, ...se
     'X-Forwarded-For': from,
     ...(authorizations.length > 0 && { Authorization: authorizations }),
     ...(origin !== undefined && { Origin: origin }),
+    ...(browser && { [browser]: 'Mozilla/5.0' }),
     ...(hasRange && { Range: 'bytes=0-' }),
+    ...(answer !== undefined && { 'X-Answer': String(answer) }),
     ...(body !== undefined && { 'Content-Type': 'application/json', 'Content-Length': String(body.length) }),
   };
   return { method, path: segments + path, headers, body };
 }
 
 /** The model: codes, one of which the response must have; none if it must be served. `credit` is the slow token's. */
-function judge(each: Case, credit: { ms: number }): { codes: string[]; retryAfterS?: number } {
-  const { route, credentials, from, origin, hasRange, account, recipient, attachment } = each;
+function judge(each: Case, credit: { ms: number }): { codes: string[]; retryAfter?: string } {
+  const { route, credentials, from, origin, browser, hasRange, account, recipient, attachment } = each;
   const [methods = '', template = ''] = route.split(' ');
   const [isGet, hasBody] = [methods === 'GET', methods.includes('{}')];
   const places = credentials.map(({ form }) => form === 'basic' ? 'bearer' : form);
@@ -2311,16 +2261,17 @@ function judge(each: Case, credit: { ms: number }): { codes: string[]; retryAfte
   const { form, token } = first;
   const isWrong = token === 'nobody' || token === 'old' || (token === 'onlyBearer' && form !== 'bearer');
   if (isWrong) return { codes: ['unauthorized', 'too_many_failures'] };
-  const isActing = isGet && /receive/.test(template);
-  const isForeign = form === 'basic' && origin !== undefined && origin !== 'https://dash.example';
-  if ((isActing && hasRange) || isForeign) return { codes: ['cross_site'] };
+  const isBrowser = origin !== undefined || browser === 'Sec-Fetch-Site' || (browser !== undefined && isGet);
+  const isForeign = form === 'basic' && isBrowser && origin !== 'https://dash.example';
+  const isPlayer = hasRange && !/\/(?::attachment|avatar)$/.test(route);
+  if (isForeign || isPlayer) return { codes: ['cross_site'] };
   if (token === 'near' && !client.startsWith('10.1.')) return { codes: ['client_not_allowed'] };
-  if (token === 'confined') {
+  if (token === 'confined' || token === 'derived') {
     const codes = confinedCodes(methods, template, account, recipient);
     if (codes.length > 0) return { codes };
   }
   if (token === 'slow') {
-    if (credit.ms < 20_000) return { codes: ['rate_limited'], retryAfterS: Math.ceil((20_000 - credit.ms) / 1000) };
+    if (credit.ms < 20_000) return { codes: ['rate_limited'], retryAfter: `${Math.ceil((20_000 - credit.ms) / 1000)}` };
     credit.ms -= 20_000;
   }
   return { codes: template === '/v2/send' && attachment === EVIL_FILE ? ['bad_field'] : [] };
@@ -2341,28 +2292,29 @@ function confinedCodes(methods: string, template: string, account: string, recip
   ];
 }
 
-/** Sends cases one after the other, and compares what the gateway decides with the model (invariants 2, 8 and 9). */
-async function playRules({ parts }: RuleWorld): Promise<Find[]> {
+/** Sends cases one after the other, and compares what the gateway decides with the model (invariants 2, 8, 9 and 12). */
+async function playCases({ kind, parts }: Batch<'rules' | 'counts'>): Promise<Find[]> {
   const desk = new Desk();
   const addresses = { clients: ['10.0.0.0/8'], trustedProxies: ['127.0.0.1'] };
-  await desk.open(RULE_TOKENS, { allow: ['messaging', 'info'], cors: ['https://dash.example'], ...addresses });
+  const tokens = { ...RULE_TOKENS, watcher: TOKENS.watcher };
+  await desk.open(tokens, { allow: ['messaging', 'info'], cors: ['https://dash.example'], ...addresses });
   const credit = { ms: 60_000 };
+  const all: Told[] = [];
   for (const [i, each] of parts.entries()) {
     desk.clockMs += each.waitMs;
     credit.ms = Math.min(60_000, credit.ms + each.waitMs);
-    const { codes, retryAfterS } = judge(each, credit);
     const letter = writeCase(each);
     const told = await desk.ask(`r${i}`, letter);
     const seen = desk.seen.get(`r${i}`) ?? [];
+    all.push(told);
+    if (kind === 'counts') continue;
+    const { codes, retryAfter } = judge(each, credit);
     const about = { told, codes, ...letter, ...each };
-    came(`verdict ${codes[0] ?? 'served'}`);
     if (codes.length === 0 && told.status !== 201) desk.find(9, 'what the rules allow is refused', about);
     if (codes.length > 0 && !codes.includes(told.code!)) desk.find(9, 'a refusal has another code', about);
     if (codes.length > 0 && seen.length > 0) desk.find(9, 'what the rules refuse reaches the backend', about);
     if (seen.length !== (told.status === 201 ? 1 : 0)) desk.find(2, `${seen.length} requests arrived`, about);
-    if (retryAfterS !== undefined && told.retryAfter !== String(retryAfterS)) {
-      desk.find(9, 'another Retry-After', about);
-    }
+    if (retryAfter !== undefined && told.retryAfter !== retryAfter) desk.find(9, 'another Retry-After', about);
     for (const { url, headers, body } of seen) {
       if (SECRET_PATTERN.test(`${url} ${headers} ${body}`)) desk.find(8, 'the backend got a secret', about);
       if (!url.startsWith('/base/v')) desk.find(9, `the backend gets a request for ${url}`, about);
@@ -2370,19 +2322,77 @@ async function playRules({ parts }: RuleWorld): Promise<Find[]> {
       if (own.join() !== `Basic ${btoa('user:word')}`) desk.find(9, `the backend got ${own} for its own Basic`, about);
     }
   }
+  await checkMetrics(desk, parts, all);
   await desk.close();
   return desk.finds;
 }
 
+/** Invariant 12: all metrics that count requests, sends and failures. */
+async function checkMetrics(desk: Desk, parts: Case[], all: Told[]): Promise<void> {
+  const counts = new Map<string, number>();
+  const sentBy = new Set<unknown>();
+  let sends = 0;
+  const lines = desk.lines.filter(({ message }) => message === 'request');
+  for (const [i, { status }] of all.entries()) {
+    const { method, route, token = '', status: logged } = lines[i] ?? {};
+    if (logged !== status) desk.find(7, `the log has ${logged}, and the client got ${status}`);
+    const isKnown = ROWS.some((row) => row.method === method && row.template === route) || route === '/healthz';
+    const labels = `token="${token}",route="${isKnown ? `${method} ${route}` : 'other'}",status="${status}"`;
+    counts.set(labels, (counts.get(labels) ?? 0) + 1);
+    if (!/send$/.test(String(route)) || !desk.seen.has(`r${i}`) || parts[i]!.answer === 0) continue;
+    sends++;
+    if (status < 300) sentBy.add(token);
+  }
+  const happened = [
+    ...Array.from(counts, ([labels, count]) => `requests_total{${labels}} ${count}`),
+    ...Array.from(sentBy, (token) => `last_sent_timestamp_seconds{token="${token}"}`),
+    ...[`send_seconds_count ${sends}`, 'log_lines_dropped_total 0', 'internal_errors_total 0'],
+  ];
+  const headers = { 'Authorization': `Bearer ${secretOf('watcher')}`, 'X-Forwarded-For': '10.1.0.1' };
+  const { text } = await desk.ask('metrics', { method: 'GET', path: '/metrics', headers });
+  const series = /^signal_gateway_(requests_total.*|last_sent.*\}|send_seconds_count.*|(?:log|internal)_.*)/gm;
+  const counted = Array.from(text.matchAll(series), ([, each]) => each!);
+  const differing = [...happened, ...counted].filter((each) => !happened.includes(each) || !counted.includes(each));
+  if (differing.length > 0) desk.find(12, 'what happened and what was counted differ', differing);
+}
+
 // ── RUNS ─────────────────────────────────────────────────────────────────────────────────────────
 
-type AnyWorld = World | WireWorld | MeaningWorld | RuleWorld;
+/** The worlds by their kinds. */
+type Worlds = { timed: World; large: World } & { [K in keyof Parts]: Batch<K> };
+type WorldKind = keyof Worlds;
+type AnyWorld = Worlds[WorldKind];
+
+/** Everything about the worlds of one kind. */
+interface WorldRow<W> {
+  make: (seed: number) => W;
+  /** Plays a world. @returns what was found. */
+  play: (world: W, isLoud: boolean) => Promise<Find[]>;
+  /** What is tried instead, beside smaller lists, when a world that fails is reduced. */
+  smaller: Partial<W>[];
+  /** The part of a round's time. */
+  share: number;
+  /** How many are played side by side; undefined if `--side` says so. */
+  side: number | undefined;
+}
+
+const CALMER = [{ phases: [] }, { deafMs: [0] }];
+
+/** The kinds of worlds, in the order of a round. */
+const WORLDS: { [K in WorldKind]: WorldRow<Worlds[K]> } = {
+  meaning: { make: batches('meaning', 60, genMeaning), play: playMeanings, smaller: [], share: 1, side: 1 },
+  rules: { make: batches('rules', 60, genCase), play: playCases, smaller: [], share: 1, side: 1 },
+  counts: { make: batches('counts', 60, genCounted), play: playCases, smaller: [], share: 1, side: 1 },
+  log: { make: batches('log', 2, genFlood), play: playLog, smaller: [], share: 1, side: 1 },
+  wire: { make: batches('wire', 80, genWireClient), play: playWires, smaller: [{ tls: false }], share: 2, side: 2 },
+  large: { make: genLarge, play: playWorld, smaller: CALMER, share: 1, side: 1 },
+  timed: { make: genWorld, play: playWorld, smaller: CALMER, share: 5, side: undefined },
+};
+const WORLD_KINDS = Object.keys(WORLDS) as WorldKind[];
 
 /** Plays a world of any kind. */
-function playAny(world: AnyWorld, isLoud = false): Promise<Find[]> {
-  if (!('kind' in world)) return playWorld(world, isLoud);
-  if (world.kind === 'wire') return playWires(world);
-  return world.kind === 'meaning' ? playMeanings(world) : playRules(world);
+function playAny<K extends WorldKind>(world: Worlds[K], isLoud = false): Promise<Find[]> {
+  return WORLDS[world.kind as K].play(world, isLoud);
 }
 
 /** A world that failed, and the duration of the run so far. */
@@ -2393,8 +2403,8 @@ interface Run {
   seed: number;
   seconds: number;
   side?: number;
-  /** Plays only worlds that this makes. */
-  make?: ((seed: number) => AnyWorld) | undefined;
+  /** Plays only worlds of these kinds. */
+  kinds?: WorldKind[] | undefined;
   /** Ends the run at the first find of one of these invariants. */
   stopAt?: readonly number[] | undefined;
 }
@@ -2402,18 +2412,8 @@ interface Run {
 /** `warnings` are finds that depend on time and did not recur. */
 type Result = { worlds: number; failures: Failure[]; warnings: Failure[] };
 
-/** The kinds of worlds, how many are played side by side, and their shares of a round. */
-const ROUND: [make: (seed: number) => AnyWorld, side: number | undefined, share: number][] = [
-  [genMeanings, 1, 1],
-  [genRules, 1, 1],
-  [genWires, 2, 2],
-  [genLarge, 1, 1],
-  [genWorld, undefined, 5],
-];
-const ROUND_MS = 20_000;
-
 /** Plays new worlds in rounds for a time, then plays those again, alone, whose finds depend on time. */
-export async function simulate({ seed, seconds, side = 8, make, stopAt }: Run): Promise<Result> {
+export async function simulate({ seed, seconds, side = 8, kinds = WORLD_KINDS, stopAt }: Run): Promise<Result> {
   const result: Result = { worlds: 0, failures: [], warnings: [] };
   const maybe: Failure[] = [];
   const startMs = performance.now();
@@ -2421,36 +2421,32 @@ export async function simulate({ seed, seconds, side = 8, make, stopAt }: Run): 
   const isStop = ({ find }: Failure): boolean => stopAt?.includes(find.invariant) === true;
   const isOver = (): boolean =>
     performance.now() > endMs || result.failures.some(isStop) || maybe.filter(isStop).length > 3;
-  const playOn = async (make: (seed: number) => AnyWorld, untilMs: number): Promise<void> => {
+  const playOn = async (kind: WorldKind, untilMs: number): Promise<void> => {
     while (!isOver() && performance.now() < untilMs) {
-      const world = make(seed + result.worlds++);
+      const world = WORLDS[kind].make(seed + result.worlds++);
       for (const find of await playAny(world)) {
         (find.isTimed ? maybe : result.failures).push({ world, find, afterMs: performance.now() - startMs });
       }
     }
   };
   const before = activeResources();
-  const round = make ? [[make, make === genLarge ? 1 : side, 1] as const] : ROUND;
-  const shares = round.reduce((sum, [, , share]) => sum + share, 0);
+  const shares = kinds.reduce((sum, kind) => sum + WORLDS[kind].share, 0);
   while (!isOver()) {
-    for (const [make, width = side, share] of round) {
-      const untilMs = performance.now() + Math.min(ROUND_MS, seconds * 1000) * share / shares;
-      await Promise.all(Array.from({ length: width }, () => playOn(make, untilMs)));
+    for (const kind of kinds) {
+      const { share, side: length = side } = WORLDS[kind];
+      const untilMs = performance.now() + Math.min(20, seconds) * 1000 * share / shares;
+      await Promise.all(Array.from({ length }, () => playOn(kind, untilMs)));
     }
   }
-  result.failures.push(...await closeHouses());
   const isFlat = await until(() => activeResources().length <= before.length, 60_000);
   if (!isFlat) {
     const what = `what was there before the worlds: ${before}; what is left after them: ${activeResources()}`;
     result.failures.push({ world: genWorld(seed), find: { invariant: 6, what, isTimed: false } });
   }
-  // A world in which the loop was late may have failed only because of that, so two more of each kind are tried.
-  for (const first of firstOfEach(maybe)) {
-    const alike = maybe.filter(({ find }) => kindOf(find.what) === kindOf(first.find.what));
-    const [one, ...more] = alike.sort((a, b) => Number(a.find.isDoubtful) - Number(b.find.isDoubtful));
-    let isRed = false;
-    for (const failure of [one!, ...more.slice(0, 2)]) isRed ||= await failsTwice(failure);
-    (isRed ? result.failures : result.warnings).push(one!);
+  // A world in which the loop was late may have failed only because of that, so the others are tried first.
+  for (const first of firstOfEach(maybe.sort((a, b) => Number(a.find.isDoubtful) - Number(b.find.isDoubtful)))) {
+    const isRed = await failsAgain(first) && await failsAgain(first);
+    (isRed ? result.failures : result.warnings).push(first);
   }
   return result;
 }
@@ -2464,8 +2460,6 @@ async function failsAgain({ world, find }: Failure): Promise<boolean> {
     invariant === find.invariant && kindOf(what) === kindOf(find.what) && !isDoubtful
   );
 }
-
-const failsTwice = async (failure: Failure): Promise<boolean> => await failsAgain(failure) && await failsAgain(failure);
 
 /** The text of a find without its numbers and marks: two finds of one kind most likely have one cause. */
 const kindOf = (what: string): string => what.replace(/: \{[^]*|\(.*\)|\d+|"[^]*?"/g, '').slice(0, 60);
@@ -2489,7 +2483,6 @@ function* smallerOf(whole: object): Generator<object> {
       yield Array.isArray(whole) ? whole.with(Number(key), smaller) : { ...whole, [key]: smaller };
     }
   }
-  if ('phases' in whole) yield { ...whole, phases: [] };
 }
 
 /** Removes from a world what the find does not need. A race may not occur at once, so each try plays several times. */
@@ -2500,9 +2493,10 @@ async function shrink({ world, find }: Failure, tries = 3): Promise<AnyWorld> {
   };
   const endMs = performance.now() + 60_000;
   for (let i = 0; performance.now() < endMs;) {
-    const smaller = [...smallerOf(world)][i] as AnyWorld | undefined;
+    const others = WORLDS[world.kind].smaller.map((other) => ({ ...world, ...other }));
+    const smaller = [...smallerOf(world), ...others][i] as AnyWorld | undefined;
     if (!smaller) break;
-    if (await stillFails(smaller)) world = smaller;
+    if (!isDeepStrictEqual(smaller, world) && await stillFails(smaller)) world = smaller;
     else i++;
   }
   return world;
@@ -2510,8 +2504,10 @@ async function shrink({ world, find }: Failure, tries = 3): Promise<AnyWorld> {
 
 /** What could occur and did not. */
 function neverCame(): string[] {
-  const all = Object.entries({ actor: KINDS, answer: ANSWERS, phase: PHASES, rules: Object.keys(CHANGES) })
-    .flatMap(([what, names]) => names.map((name) => `${what} ${name}`));
+  const all = Object.entries({
+    ...{ actor: KINDS, answer: ANSWERS, phase: PHASES, rules: Object.keys(CHANGES) },
+    ...{ meaning: ENCODINGS, log: ['dropped'] },
+  }).flatMap(([what, names]) => names.map((name) => `${what} ${name}`));
   return all.filter((name) => !CAME.has(name));
 }
 
@@ -2546,8 +2542,8 @@ export const FAULTS: readonly { name: string; invariant: Invariant; text: string
     becomes: "    if (CREDENTIAL_PARAMETERS.includes(name)) secrets.push(value);\n    if (left !== '@auth') {",
   },
   {
-    ...{ name: "a token's queue served last in, first out", invariant: 3 },
-    ...{ text: 'queue.shift()!', becomes: 'queue.pop()!' },
+    ...{ name: "a token's line served last in, first out", invariant: 3 },
+    ...{ text: 'line.waiting.shift()!', becomes: 'line.waiting.pop()!' },
   },
   {
     ...{ name: "an upload's count never given back", invariant: 3 },
@@ -2593,7 +2589,6 @@ async function playPlanted(seconds: number, seed: number, only: string): Promise
 async function playLoud(world: AnyWorld): Promise<number> {
   say(JSON.stringify(world));
   const failures = (await playAny(world, true)).map((find): Failure => ({ world, find }));
-  failures.push(...await closeHouses());
   for (const failure of failures) sayFailure('RED', failure);
   return failures.length;
 }
@@ -2607,20 +2602,16 @@ async function playNew(run: Run): Promise<number> {
   const failures = firstOfEach(result.failures);
   for (const warning of result.warnings) sayFailure('WARNING', warning);
   for (const failure of failures) sayFailure('RED', failure);
-  const never = run.stopAt || run.make ? [] : neverCame();
+  const never = run.stopAt || run.kinds ? [] : neverCame();
   if (never.length > 0) say(`never came: ${never.join(', ')}`);
   for (const failure of run.stopAt ? [] : failures) {
     const { find: { what }, world: { seed } } = failure;
     say(`the smallest world for "${what.slice(0, 200)}" of seed ${seed}:\n${JSON.stringify(await shrink(failure))}`);
   }
-  await closeHouses();
   const tookS = Math.round((performance.now() - startMs) / 1000);
   say(`${result.worlds} worlds in ${tookS} s, ${failures.length} kinds of finds`);
   return failures.length;
 }
-
-/** The kinds of worlds that `--kind` names. */
-const KINDS_OF_WORLDS = { timed: genWorld, large: genLarge, wire: genWires, meaning: genMeanings, rules: genRules };
 
 function main(): Promise<number> {
   const { values } = parseArgs({
@@ -2629,7 +2620,6 @@ function main(): Promise<number> {
       seed: { type: 'string', default: String(Date.now() % 1e9) },
       side: { type: 'string', default: '8' },
       world: { type: 'string' },
-      show: { type: 'boolean' },
       kind: { type: 'string' },
       stop: { type: 'string' },
       planted: { type: 'boolean' },
@@ -2638,10 +2628,10 @@ function main(): Promise<number> {
   });
   const [seed, seconds] = [Number(values.seed), Number(values.seconds)];
   if (values.world !== undefined) return playLoud(JSON.parse(readFileSync(values.world, 'utf8')));
-  const make = KINDS_OF_WORLDS[values.kind as keyof typeof KINDS_OF_WORLDS];
-  if (values.show) return playLoud((make ?? genWorld)(seed));
+  const kinds = values.kind === undefined ? undefined : WORLD_KINDS.filter((kind) => kind === values.kind);
+  if (kinds?.length === 0) throw new Error(`${values.kind} is not one of ${WORLD_KINDS}`);
   if (values.planted) return playPlanted(seconds, seed, values.only);
-  return playNew({ seed, seconds, side: Number(values.side), make, stopAt: values.stop?.split(',').map(Number) });
+  return playNew({ seed, seconds, side: Number(values.side), kinds, stopAt: values.stop?.split(',').map(Number) });
 }
 
 if (process.argv[1] === fileURLToPath(import.meta.url)) {

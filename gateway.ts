@@ -1417,8 +1417,8 @@ async function closeGateway(core: Core) {
   }
   const { shutdown } = core.rules;
   const timers = [setTimeout(endRunning, shutdown - Math.min(shutdown / 2, LAST_WORDS_MS), core)];
-  // Not only until `closed`, because a connection that the runtime does not report cannot be closed here: Bun 1.4
-  // reports none whose TLS handshake is unfinished.
+  // A connection that the runtime does not report cannot be closed here, so `closed` alone is no bound: on Bun one
+  // whose TLS handshake is unfinished is such a connection.
   await Promise.race([closed, new Promise((resolve) => timers.push(setTimeout(resolve, shutdown)))]);
   timers.forEach(clearTimeout);
   core.connections.forEach((_, socket) => socket.destroy());
