@@ -1976,6 +1976,80 @@ test('last resort: a process that listens survives whatever a timer, stream or p
   await gateway.close();
 });
 
+/** A program that embeds the gateway and survives errors. A function of it throws from the moment `fail` names it. */
+async function startThrowing(t: TestContext, { url }: Backend) {
+  const config = { ...RECEIVING, ...tokens({}), listen: '127.0.0.1:0', shutdown: '1h', backend: { url, wait: '0' } };
+  const code = `
+    import { createGateway } from ${JSON.stringify(FILE.href)};
+    for (const event of ['uncaughtException', 'unhandledRejection']) process.on(event, () => {});
+    let failing = '';
+    const unless = (name, value) => {
+      if (name === failing) throw new Error('planted');
+      return value;
+    };
+    const config = ${JSON.stringify({ ...config, log: { format: 'json', level: 'debug' } })};
+    const gateway = createGateway(config, {
+      log: (line) => console.log(unless('log', line)),
+      now: () => unless('now', Date.now()),
+    });
+    process.stdin.on('data', (bytes) => {
+      if (String(bytes) !== 'close') return console.log((failing = String(bytes)) + ' fails');
+      gateway.close().catch(() => {}).then(() => console.log('closing has ended'));
+    });
+    await gateway.listen();`;
+  const program = [...AS_IT_IS.slice(0, -1), fileWith(t, code, 'script.mjs')] as unknown as Program;
+  const gateway = await startProcess(t, { program });
+  const fail = async (name: 'log' | 'now'): Promise<void> => {
+    gateway.child.stdin.write(name);
+    await until(() => gateway.output().includes(`${name} fails`), 'the program to read its standard input');
+  };
+  const close = async (): Promise<void> => {
+    gateway.child.stdin.write('close');
+    await until(() => gateway.output().includes('closing has ended'));
+  };
+  return { ...gateway, fail, close };
+}
+
+// The failure was logged before the connection was closed, so a log that threw again left it open.
+test('a log or a clock of an embedding program that throws leaves no connection open, and closing ends', async (t) => {
+  for (const name of ['log', 'now'] as const) {
+    const held: http.ServerResponse[] = [];
+    const backend = await startBackend(t, (_, res) => void held.push(res));
+    backend.server.on('upgrade', (_, socket: Duplex) => accept(socket.on('error', () => {})));
+    const gateway = await startThrowing(t, backend);
+    const tunnel = await accepted(t, gateway);
+    const { socket: begun } = open(t, gateway, SEND);
+    await until(() => held.length === 1);
+    await gateway.fail(name);
+    held[0]!.end('{}');
+    await closed(begun, `the connection to be closed whose response came when "${name}" threw`);
+    for (const bytes of [HEALTH, SEND, ABOUT.replace(SECRET, OTHER), HANDSHAKE, 'rubbish\r\n\r\n']) {
+      held.length = 0;
+      const ended = raw(gateway, bytes);
+      if (name === 'log' && bytes === SEND) await until(() => held.length === 1);
+      for (const res of held) res.end('{}');
+      await ended;
+    }
+    await gateway.close();
+    await closed(tunnel.socket);
+  }
+});
+
+test('a log of an embedding program that throws does not keep the gateway from connecting to a backend that is up again', async (t) => {
+  const backend = await startBackend(t);
+  const gateway = await startThrowing(t, backend);
+  backend.server.close();
+  await gateway.fail('log');
+  await raw(gateway, SEND);
+  assert.equal(backend.sent.length, 0);
+  backend.server.listen(backend.port, backend.host);
+  for (let i = 0; i < 500 && backend.sent.length === 0; i++) {
+    await raw(gateway, SEND);
+    await pass(10);
+  }
+  assert.equal(backend.sent.length, 1);
+});
+
 // With 600,000 of them an unauthenticated client blocked the gateway for 15 s.
 test('attack: packets that the parser refuses after a response has started add no listeners', async (t) => {
   const { gateway, finish } = await startHolding(t, { allow: ['* /v1/about'] });

@@ -1205,7 +1205,7 @@ async function handleInTurn(core: Core, res: ServerResponse, isUpgrade: boolean)
     // During a shutdown, an idle connection that its client keeps open would delay the exit until the deadline.
     if (core.draining) core.server.closeIdleConnections();
   });
-  if (previous !== undefined) await once(previous, 'close');
+  if (previous) await once(previous, 'close');
   if (socket.destroyed || connection.closing) return;
   const exchange = new Exchange(core, connection, res);
   await handle(exchange, isUpgrade);
@@ -1686,7 +1686,7 @@ function begin(exchange: Exchange) {
   const socket = transportSocket(req.socket);
   res.on('close', () => {
     if (!res.writableFinished) exchange.leave();
-    if (connection.token === undefined) return;
+    if (!connection.token) return;
     connection.token = undefined;
     // Moved to the end: it authenticated most recently. Closed connections are not listed.
     if (connections.delete(socket)) connections.set(socket, connection);
@@ -3860,7 +3860,7 @@ async function connectInTurn(exchange: Exchange, request: http.RequestOptions, i
  */
 async function transmit(exchange: Exchange, outgoing: http.ClientRequest, content: Content, isUpgrade: boolean) {
   const { core, rules, target, upstream } = exchange;
-  let incoming: IncomingMessage | undefined;
+  let incoming = undefined as IncomingMessage | undefined;
   let watch: NodeJS.Timeout | undefined;
   const onHead = (message: IncomingMessage) => {
     incoming = message;
@@ -3868,9 +3868,7 @@ async function transmit(exchange: Exchange, outgoing: http.ClientRequest, conten
     // The body is no longer needed, but the log has the outcome of the request.
     if (exchange.hasLeft) exchange.end(new Problem('client_left', `answered_${message.statusCode}`));
     exchange.stage = 'answered';
-    exchange.wake(); // first: it must not wait any longer if the clock or the log throws
-    if (target!.route?.group === 'send') core.metrics.countSend(exchange, message.statusCode!);
-    upstream.noteAnswer(exchange);
+    exchange.wake();
   };
   outgoing.on('response', (message) => {
     // A response may end before the request does. The backend then does not read the rest of the request.
@@ -3884,7 +3882,7 @@ async function transmit(exchange: Exchange, outgoing: http.ClientRequest, conten
     onHead(message);
   });
   const onFailure = (error?: Error) => {
-    if (incoming === undefined) exchange.end(new Problem('bad_backend_answer', reasonOf(error)));
+    if (!incoming) exchange.end(new Problem('bad_backend_answer', reasonOf(error)));
     // A body without a length that ends by a reset would look complete.
     else if (error && !incoming.complete) exchange.end(new Problem('bad_backend_answer', 'aborted'));
   };
@@ -3912,6 +3910,12 @@ async function transmit(exchange: Exchange, outgoing: http.ClientRequest, conten
     exchange.earlyResponse = undefined;
   } finally {
     clearTimeout(watch);
+    // Not in `onHead`, because the clock and the log may throw, and node:http would read no more of the response. Not
+    // after this block, because a request without a client counts too.
+    if (incoming) {
+      if (target!.route?.group === 'send') core.metrics.countSend(exchange, incoming.statusCode!);
+      upstream.noteAnswer(exchange);
+    }
   }
   return incoming!;
 }
@@ -3982,7 +3986,7 @@ async function relayBody(exchange: Exchange, incoming: IncomingMessage, length: 
       'backend_timeout',
       'bad_backend_answer',
     );
-    if (chunk === undefined) return;
+    if (!chunk) return;
     exchange.bytesOut += chunk.length;
     collectSoon(chunk);
     // The last chunk is written with the end, so that no response looks complete too early.
@@ -4611,7 +4615,7 @@ async function endResponse({ core, req, res, lastPart, stage, token, rules, byte
   req.removeAllListeners('readable');
   if (hasBody(req) && !req.complete && !res.destroyed) {
     res.flushHeaders(); // of a response without a body too
-    if (lastPart !== undefined) res.write(lastPart);
+    if (lastPart) res.write(lastPart);
     await dropRest(core, req, (token ? rules['limits.body'] : HEAD_LIMIT_BYTES) - bytesIn);
     res.end();
   } else {
