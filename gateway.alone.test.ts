@@ -1,6 +1,6 @@
 /**
- * The tests of gateway.test.ts that measure memory or processor time, or block: one by one, with no other test running.
- * `npm test` runs both files, one after the other. Bun needs a separate command for this one.
+ * The tests of gateway.test.ts that measure memory or processor time, or block: one by one, in a separate process.
+ * `npm test` runs both files at once. Bun needs a separate command for this one.
  *
  *     node --import tsx --test gateway.alone.test.ts gateway.test.ts      (deno test -A likewise)
  *     bun test --timeout 1200000 ./gateway.alone.test.ts
