@@ -216,10 +216,13 @@ const CHROME = `User-Agent: Mozilla/5.0 (X11; Linux x86_64) AppleWebKit/537.36 (
 const HERE = fileURLToPath(new URL('.', import.meta.url));
 const read = (name: string): string => readFileSync(join(HERE, name), 'utf8');
 const SOURCE = read('gateway.ts');
+/** A page in which the long words of tables are whole again: `<code>a<wbr>b</code>` breaks, and so fits a phone. */
+const readPage = (name: string): string =>
+  read(name).replaceAll('<wbr>', '').replace(/<code>(.*?)<\/code>/g, (_, code) => `\`${code.replaceAll('&amp;', '&')}\``);
 /** The pages, by path. Their content is tested: each configuration, command, variable, table, link and anchor. */
 const PAGES = Object.fromEntries(
   [...readdirSync(HERE), ...readdirSync(join(HERE, 'docs')).map((name) => `docs/${name}`)]
-    .filter((name) => name.endsWith('.md')).map((name) => [name, read(name)]),
+    .filter((name) => name.endsWith('.md')).map((name) => [name, readPage(name)]),
 );
 const README = PAGES['README.md']!;
 const MANUAL = PAGES['docs/settings.md']!;
@@ -11287,7 +11290,7 @@ test('the tables of contents match the headings, and every link has a target', (
   assert.deepEqual(once.split(/\s+/).filter((anchor) => !anchors.includes(anchor)), []);
   assert.equal(new Set(anchors).size, anchors.length);
   const lines = README.split('\n').length;
-  assert.ok(lines <= 425, `${lines}: README.md is for a first try; the other questions have pages of their own`);
+  assert.ok(lines <= 401, `${lines}: README.md is for a first try; the other questions have pages of their own`);
 });
 
 /** Words that read as translated, and how often the pages may have them if a fact needs one. */
