@@ -1654,7 +1654,8 @@ async function handle(exchange: Exchange, isUpgrade: boolean) {
     // comes before the endpoint, so that another site cannot learn which endpoints are allowed. The rate comes after
     // the endpoint, because a request that can never pass must not use up the rate of those that can.
     claimConnection(exchange);
-    const refusal = refusalOfOrigin(rules, exchange) ?? refusalOfEndpoint(token, target, client);
+    const refusal = refusalOfBrowser(rules, exchange) ?? refusalOfPlayer(exchange) ??
+      refusalOfEndpoint(token, target, client);
     if (refusal) throw refusal;
     takeRate(core, token);
     if (target.route === METRICS_ROUTE) return respondText(exchange, core.metrics.render(core), METRICS_TYPE);
@@ -1816,7 +1817,7 @@ function closeStaleTunnels(core: Core) {
     if (core.draining) close('shutdown');
     else if (
       !token || (token !== anonymous && faultOfToken(token, exchange.credential!, core.now())) ||
-      refusalOfOrigin(core.rules, exchange) || refusalOfEndpoint(token, exchange.target!, exchange.client)
+      refusalOfBrowser(core.rules, exchange) || refusalOfEndpoint(token, exchange.target!, exchange.client)
     ) {
       close('no_longer_allowed');
     }
@@ -2104,28 +2105,6 @@ function respondToPreflight(exchange: Exchange) {
 }
 
 /**
- * Refuses what a page of another site may have a browser send. A page's player is refused with every form.
- *
- * Attack: a playlist that a stranger sent as an attachment contains the URL of a GET that acts. If a page plays the
- * playlist using the path form, Chromium fetches that URL with the token. Media elements always send Range, and only
- * the files that they play need it.
- */
-function refusalOfOrigin(rules: Rules, exchange: Exchange) {
-  const { req, target } = exchange;
-  // First: without the token, a page must get the same response whatever the path.
-  const refusal = refusalOfBrowser(rules, exchange);
-  if (refusal) return refusal;
-  if (req.headers.range === undefined) return undefined;
-  // A path without a row may act, whatever its last segment.
-  if (target!.route && isStrangersFile(target!)) return undefined;
-  return withDetail(
-    'cross_site',
-    'Only attachments and avatars can be requested with a Range header, as media players send.',
-    'range',
-  );
-}
-
-/**
  * Refuses a browser if it adds automatically all that a request needs: a Basic password or, without tokens, nothing but
  * running on this machine. A page can send the other credential forms only if it knows the token.
  *
@@ -2133,10 +2112,12 @@ function refusalOfOrigin(rules: Rules, exchange: Exchange) {
  * looks like a person. A page of the gateway's own could be an attachment.
  */
 function refusalOfBrowser({ anonymous, cors, trustedProxies }: Rules, { req, credential }: Exchange) {
-  const { headers } = req;
+  const { headers, socket } = req;
   if (!anonymous && credential?.form !== 'basic') return undefined;
+  // A trusted proxy answers for the name by which it is reached.
+  const isProxied = trustedProxies && addressAllowed(trustedProxies, normalizeAddress(socket.remoteAddress));
   // Attack: in Firefox and Safari, a script of a rebound name can choose its User-Agent.
-  if (anonymous && !isTrustedProxy(req, trustedProxies) && !isLocalName(headers.host ?? '', cors)) {
+  if (anonymous && !isProxied && !isLocalName(headers.host ?? '', cors)) {
     return withDetail(
       'cross_site',
       'Without tokens, connect to the gateway by an IP address or a local name, not a public DNS name.',
@@ -2146,6 +2127,25 @@ function refusalOfBrowser({ anonymous, cors, trustedProxies }: Rules, { req, cre
   if (cors.has(headers.origin ?? '')) return undefined;
   if (!anonymous && isOwnHandshake(headers)) return undefined;
   return isFromBrowser(req) ? new Problem('cross_site') : undefined;
+}
+
+/**
+ * Refuses a media player, with every form, unless it plays an attachment or an avatar. It comes after
+ * `refusalOfBrowser`: without the token, a page must get the same response whatever the path.
+ *
+ * Attack: a playlist that a stranger sent as an attachment contains the URL of a GET that acts. If a page plays the
+ * playlist using the path form, Chromium fetches that URL with the token. Media elements always send Range, and only
+ * the files that they play need it.
+ */
+function refusalOfPlayer({ req, target }: Exchange) {
+  if (req.headers.range === undefined) return undefined;
+  // A path without a row may act, whatever its last segment.
+  if (target!.route && isStrangersFile(target!)) return undefined;
+  return withDetail(
+    'cross_site',
+    'Only attachments and avatars can be requested with a Range header, as media players send.',
+    'range',
+  );
 }
 
 /**
@@ -4679,11 +4679,6 @@ function clientAddress(req: IncomingMessage, trusted: AddressList | undefined) {
     address = claimed;
   }
   return address;
-}
-
-/** Whether the peer is a trusted proxy, so that its X-Forwarded-… headers count. */
-function isTrustedProxy(req: IncomingMessage, trusted: AddressList | undefined) {
-  return trusted !== undefined && addressAllowed(trusted, normalizeAddress(req.socket.remoteAddress));
 }
 
 /** Whether a list contains an address. An absent list contains every address. */
