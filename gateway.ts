@@ -4518,14 +4518,13 @@ const MEDIA_TYPE = /^(audio|video|image)\/(?!svg|[\w.+-]*xml)[\w.+-]+ *(?:;[^,]*
 function headersForClient(exchange: Exchange, incoming: IncomingMessage) {
   const { req: { method }, target, isMadeSend } = exchange;
   const status = incoming.statusCode!;
-  // Only `cors` decides which origins may read a response. Some proxies in front of a backend send "*".
-  const passed = endToEndFields(incoming, (name) => name.startsWith('access-control-'));
+  const { rawHeaders } = incoming;
   const own = ownHeaders(exchange);
   if (method === 'GET' && target!.segments[0] !== 'swagger') {
     own['X-Content-Type-Options'] = 'nosniff';
     // Otherwise browsers keep received messages on disk, and a cache could answer a send by GET.
-    if (isMadeSend || headerValues(passed, 'cache-control').length === 0) own['Cache-Control'] = 'no-store';
-    let type = headerValues(passed, 'content-type').at(-1) ?? ''; // the last of several counts
+    if (isMadeSend || headerValues(rawHeaders, 'cache-control').length === 0) own['Cache-Control'] = 'no-store';
+    let type = headerValues(rawHeaders, 'content-type').at(-1) ?? ''; // the last of several counts
     if (/mpegurl/i.test(type)) own['Content-Type'] = type = 'text/plain';
     const [, kind = ''] = MEDIA_TYPE.exec(type.toLowerCase()) ?? [];
     const isPlayed = kind === 'audio' || kind === 'video';
@@ -4535,8 +4534,9 @@ function headersForClient(exchange: Exchange, incoming: IncomingMessage) {
     if (kind === '' && isFile) own['Content-Disposition'] = 'attachment';
   }
   const replaced = Object.keys(own).map((name) => name.toLowerCase()).filter((name) => !ADDED_UP.includes(name));
-  const kept = passed.filter((_, i) => !replaced.includes(passed[i - i % 2]!.toLowerCase()));
-  return [...Object.entries(own).flat(), ...kept];
+  // Only `cors` decides which origins may read a response. Some proxies in front of a backend send "*".
+  const isDropped = (name: string) => name.startsWith('access-control-') || replaced.includes(name);
+  return [...Object.entries(own).flat(), ...endToEndFields(incoming, isDropped)];
 }
 
 /** The backend's fields of these names are kept next to the gateway's. */
