@@ -544,7 +544,7 @@ const LOG_LIMIT_BYTES = 1024 * 1024;
  */
 const LOG_PAUSE_MS = 10;
 
-/** The maximum length of a list in a log line. */
+/** The maximum length of a list in a log line or a response. */
 const LOG_LIST_LIMIT = 20;
 
 /** How long before the deadline of a shutdown running requests get a response, so that it is still delivered. */
@@ -1353,13 +1353,6 @@ function certificateWarnings({ certificate }: Rules, nowMs: number) {
   if (nowMs >= Date.parse(validFrom) && nowMs <= endMs - RENEWAL_MS) return [];
   const state = nowMs > endMs ? 'has expired' : 'expires soon, or is not valid yet';
   return [`the certificate in tls.cert ${state}: ${validFrom} to ${validTo}`];
-}
-
-/** Joins words for a log line. Beyond the first twenty, gives only their number. */
-function joinFirst(words: readonly string[], separator: string) {
-  const others = words.length - LOG_LIST_LIMIT;
-  const shown = words.slice(0, LOG_LIST_LIMIT).join(separator);
-  return others > 0 ? `${shown}${separator}and ${others} more` : shown;
 }
 
 /** Logs the rules that are now in force, as a warning if there is anything to warn about. */
@@ -2869,13 +2862,12 @@ function makeSend(token: Token, payload: JsonObject) {
   const needed = isWordless ? ['number', 'recipients'] : ['message', 'number', 'recipients'];
   const missing = needed.filter((name) => isBlank(send[name]));
   if (missing.length === 0) return send;
-  const keys = Object.keys(payload).slice(0, 31).map((key) => JSON.stringify(key.replace(/(?<=^.{60}).+/s, '…')));
-  if (keys.length > 30) keys[30] = '…';
-  const lack = `The send would lack ${missing.join(' and ')}; the body's top-level keys are ${keys.join(', ')}.`;
-  const isEmpty = template !== undefined && missing.includes('message');
-  const found = isEmpty ? ' The token\'s "message" template found nothing in these keys.' : '';
-  const set = `${lack}${found} Set what the webhook lacks in the token's "defaults" or in its "message" template.`;
-  const detail = keys.length > 0 ? set : 'The body is empty; post the message as text, as a form, or as JSON.';
+  const keys = Object.keys(payload).map((key) => JSON.stringify(key.replace(/(?<=^.{60}).+/s, '…')));
+  const lack = `The send would lack ${missing.join(' and ')}; the body's top-level keys are ${joinFirst(keys, ', ')}.`;
+  const advice =
+    'Set what the webhook lacks in the token\'s "defaults", or in its "message" template if that found nothing in these keys.';
+  const isEmpty = keys.length === 0;
+  const detail = isEmpty ? 'The body is empty; post the message as text, as a form, or as JSON.' : `${lack} ${advice}`;
   throw withDetail('bad_field', detail, `no_${missing.join(',no_')}`);
 }
 
@@ -4771,6 +4763,13 @@ function logInternalError(core: Core, error: unknown, requestId?: string) {
   const isFlood = core.rateLimiter.take('internal error', FAILURE_RATE, core.now()) > 0;
   const stack = error instanceof Error ? error.stack : String(error);
   core.log(isFlood ? 'debug' : 'error', 'internal error', { requestId, stack });
+}
+
+/** Joins words for a log line or a response. Beyond the first twenty, gives only their number. */
+function joinFirst(words: readonly string[], separator: string) {
+  const others = words.length - LOG_LIST_LIMIT;
+  const shown = words.slice(0, LOG_LIST_LIMIT).join(separator);
+  return others > 0 ? `${shown}${separator}and ${others} more` : shown;
 }
 
 /** Logs a warning, at most once a minute. For warnings that an unauthenticated client can trigger. */
