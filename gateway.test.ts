@@ -11330,6 +11330,33 @@ test('the pages have at most three code lines wider than 160 characters, and a d
   assert.ok(diagram.includes('gateway') && diagram.split('\n').every((line) => line.length <= 42), diagram);
 });
 
+test('no table of the pages is wider than a phone because of its long words of code', () => {
+  // In pixels, as GitHub renders a page on a phone: its width, the space around a cell and a word, and a letter.
+  const [page, cell, word, letter] = [343, 27, 11, 8.16] as const;
+  const widthOf = (text: string): number =>
+    Math.max(
+      0,
+      ...groupsOf(text.replace(/<\/?code>/g, '`'), /`([^`]+)`/g)
+        .flatMap((code) => code.replaceAll('&amp;', '&').split(/<wbr>|[ ?…]|(?<=-)(?=[a-z])/))
+        .map((part) => word + letter * part.length),
+    );
+  const tables = Object.keys(PAGES).flatMap((name) =>
+    groupsOf(read(name).replace(/^ *```[^]*?^ *```$/gm, ''), /^(\|.*\n(?:\|.*\n)+)/gm).map((table) =>
+      [name, table] as const
+    )
+  );
+  assert.ok(tables.length > 30, `only ${tables.length} tables`);
+  for (const [name, table] of tables) {
+    const rows = table.trim().split('\n').map((row) => row.replace(/^\| ?| ?\|$/g, '').split(' | '));
+    const widths = rows[0]!.map((_, i) => cell + Math.max(...rows.map((row) => widthOf(row[i] ?? ''))));
+    const width = Math.round(widths.reduce((sum, each) => sum + each, 0));
+    assert.ok(
+      width <= page,
+      `${name}: ${width} pixels, in columns of ${widths.map(Math.round)}\n${table.slice(0, 300)}`,
+    );
+  }
+});
+
 test('the pages name only existing variables, options, commands and scripts', () => {
   // Those of the backend, the tests, the shell, another gateway, and a reader of the backend's WebSocket.
   const others = ['MODE', 'SEED', 'ONLY', 'SECTION', 'SEND', 'API__TOKENS', 'API__URL', 'AUTO_RECEIVE'];
