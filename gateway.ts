@@ -2584,9 +2584,6 @@ class RequestBody {
 // fields of a send, and the text that the template rendered. Here, "payload" is the posted body as an object, "send" is
 // the body that goes to the backend, and "form" is an HTML form.
 
-/** Values for the fields of a send that the payload does not give. */
-type SendDefaults = NonNullable<TokenConfig['defaults']>;
-
 /** A JSON object, such as a payload or a send. */
 type JsonObject = Record<string, unknown>;
 
@@ -5116,9 +5113,8 @@ const ADVICE: Hints = [
   [/^\* is not (?:a phone|"\+")/, 'in "senders" and "recipients" it stands alone, for everyone'],
   [/^\+?[\d ()./-]+ is not (?:a phone|"\+")/, 'write "+", the country code and digits alone, in double quotes'],
   [/^Unknown option '(?:-p|--port)'/, 'write --listen HOST:PORT'],
-  [/^Unknown option '-c'/, 'write --config FILE'],
   [/^(?:check|demo|help|version) is no command/, 'put "--" before it'],
-  [/\.json is no command/, 'write --config FILE'],
+  [/^Unknown option '-c'|\.json is no command/, 'write --config FILE'],
   [/EADDRINUSE$/, 'use another port with --listen HOST:PORT'],
   // UNTIL Deno has EADDRNOTAVAIL for an address of another machine: Deno 2.9 has EINVAL (test "a port that cannot be").
   [
@@ -5300,7 +5296,7 @@ function readDefaults(value: unknown) {
   ensure(JSON.stringify(value).length <= PAYLOAD_LIMIT_BYTES, `is larger than ${showSize(PAYLOAD_LIMIT_BYTES)}`);
   const recipients = (list: unknown) => [...listOf(readerOfRecipients(false))(list)];
   const text_mode = wordOf(['normal', 'styled']);
-  return readMembers<SendDefaults>({ number: readNumber, recipients, text_mode }, value);
+  return readMembers({ number: readNumber, recipients, text_mode }, value);
 }
 
 /** Why a connection or a request to the backend failed, for the log, without an address or a path. */
