@@ -2136,7 +2136,7 @@ test('https to a plain http port, and plain http to an https port, is a warning 
 // A thousand idle connections, which cost one client nothing, locked out all others.
 test('connections that come in one turn of the event loop are no more than limits.connections', async (t) => {
   const { gateway } = await startBoth(t, { limits: { connections: 2 } });
-  // Node before 20.3 accepts several in one turn; here they are handed over, as node:http allows.
+  // Several in one turn, as a server under load may get them: here they are handed over, as node:http allows.
   const accepted: net.Socket[] = [];
   const other = net.createServer((socket) => void accepted.push(socket)).listen(0, '127.0.0.1');
   t.after(() => other.close());
