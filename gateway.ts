@@ -2766,7 +2766,8 @@ function failMultipart(): never {
  */
 function readForm(form: string, token: Token) {
   // URLSearchParams of Node garbles non-ASCII letters next to a "%" that does not begin an escape.
-  const pairs = form.replace(/%(?![0-9a-f]{2})/gi, '%25').split('&').filter((pair) => pair.trim() !== '');
+  const escaped = form.replace(/%(?![0-9a-f]{2})/gi, '%25');
+  const pairs = escaped.split(/&+/).filter((pair) => pair.trim() !== '');
   // Encoders always write the "=", and never a space. A pair without a name is the rest of a value:
   // "message=Tom & Jerry".
   if (!pairs.every((pair) => /^[^\s;=]+=/.test(pair) || SEND_FIELDS.includes(pair))) {
@@ -2776,7 +2777,7 @@ function readForm(form: string, token: Token) {
   }
   if (NAMED_IN_VALUE.test(form)) throw badJson(`A value of the form ${NAMED_UNENCODED}.`);
   try {
-    pairs.forEach(decodeURIComponent);
+    decodeURIComponent(escaped);
   } catch {
     throw badJson('The percent-encoded bytes of the form are not UTF-8.');
   }
@@ -2813,10 +2814,10 @@ function readFields(pairs: Iterable<Pair>, token: Token): JsonObject {
     if (plain === 'send_at') throw badField(name, NEVER_LATER);
     const earlier = fields[name];
     if (name === 'number' && earlier) throw badField(name, 'may be given only once');
-    let text = value.replace(NOT_TEXT, ''); // also the CR of a textarea's lines
+    let text = /\p{Cc}/u.test(value) ? value.replace(NOT_TEXT, '') : value; // also the CR of a textarea's lines
     // A "+" that was not encoded is read as a space.
     if (name === 'number' || name === 'recipients') text = text.replace(/^ (?=\d{5,15}$)/, '+');
-    if (/^(?:payload|data)$/.test(name) && BEGINS_OBJECT.test(value)) {
+    if ((name === 'payload' || name === 'data') && BEGINS_OBJECT.test(value)) {
       const payload = readJson(Buffer.from(value));
       payloads.push(payload);
       text = JSON.stringify(payload); // without its credential
@@ -2897,6 +2898,7 @@ function sendFields({ defaults = {}, message: template }: Token, payload: JsonOb
  * "recipients.0". secured-signal-api reads "@recipients". "amp;" remains of an "&" that was escaped for HTML.
  */
 function plainName(name: string) {
+  if (/^[a-z\d_]*$/.test(name)) return name; // at once, because a form of 1 MiB may have 200,000 names
   return name.normalize('NFKC').toLowerCase().replace(/^.*;|(?:\[|\.\d).*|[\s\p{C}@]/gsu, '');
 }
 
