@@ -2629,6 +2629,12 @@ const DOUBTS: Hints = [
 const UNENCODED_PAIR = /(?:^|&)(?![\w\-.~*+%!'()]+=[\w\-.~*+%!'()]*(?:&|$))/;
 
 /**
+ * Matches a pair that is the rest of a value, as ` Jerry` in `message=Tom & Jerry`: encoders always write the "=", and
+ * never a space or a ";" before it. A field of a send may stand alone.
+ */
+const REST_OF_VALUE = new RegExp(`(?:^|&)(?![^\\s;=&]+=|(?:${SEND_FIELDS.join('|')}|\\s*)(?:&|$))`);
+
+/**
  * Matches what is removed from a text: the sequences of ECMA-48 for colours (CSI), for a title or a link (OSC) and for
  * another character set (as `tput sgr0` writes it), and all control characters but line feed and tab. So `ESC[31mred`
  * becomes `red`. CR LF becomes a line feed, because every CR is removed.
@@ -2636,6 +2642,11 @@ const UNENCODED_PAIR = /(?:^|&)(?![\w\-.~*+%!'()]+=[\w\-.~*+%!'()]*(?:&|$))/;
 const NOT_TEXT =
   // deno-lint-ignore no-control-regex
   /(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[ -/]+[0-~]|(?![\n\t])\p{Cc}/gu;
+
+/** The text of a value. A form of 1 MiB may have 200,000 values, and most are printable ASCII, which is found sooner. */
+function cleanText(value: string) {
+  return /[^\n -~]/.test(value) ? value.replace(NOT_TEXT, '') : value;
+}
 
 /** Whether the gateway makes a send from each body that this token posts to /v2/send, whatever the body is. */
 function makesSends({ defaults, message }: Token) {
@@ -2682,7 +2693,7 @@ function readPayload(token: Token, body: Buffer, contentType = '') {
     const doubt = hintFor(DOUBTS, form);
     if (doubt) throw badJson(`The body ${doubt}. With "Content-Type: text/plain" it is sent unchanged.`);
   }
-  return readFields([['message', cutText(text.replace(NOT_TEXT, ''))]], token);
+  return readFields([['message', cutText(cleanText(text))]], token);
 }
 
 /**
@@ -2766,11 +2777,8 @@ function failMultipart(): never {
  */
 function readForm(form: string, token: Token) {
   // URLSearchParams of Node garbles non-ASCII letters next to a "%" that does not begin an escape.
-  const escaped = form.replace(/%(?![0-9a-f]{2})/gi, '%25');
-  const pairs = escaped.split(/&+/).filter((pair) => pair.trim() !== '');
-  // Encoders always write the "=", and never a space. A pair without a name is the rest of a value:
-  // "message=Tom & Jerry".
-  if (!pairs.every((pair) => /^[^\s;=]+=/.test(pair) || SEND_FIELDS.includes(pair))) {
+  const escaped = form.replace(/%(?![0-9a-f]{2})/gi, '%25').replace(/&&+/g, '&');
+  if (REST_OF_VALUE.test(escaped)) {
     throw badJson(
       'The form has an "&" or ";" that was not encoded: write %26 (curl --data-urlencode), or post it as text/plain.',
     );
@@ -2782,8 +2790,10 @@ function readForm(form: string, token: Token) {
     throw badJson('The percent-encoded bytes of the form are not UTF-8.');
   }
   // Next to a space that was not encoded, a "+" is meant literally: "message=C++ build failed".
-  const literal = pairs.map((pair) => pair.includes(' ') ? pair.replaceAll('+', '%2B') : pair);
-  return readFields(new URLSearchParams(literal.join('&')), token);
+  const literal = escaped.includes(' ')
+    ? escaped.replace(/[^&]+/g, (pair) => pair.includes(' ') ? pair.replaceAll('+', '%2B') : pair)
+    : escaped;
+  return readFields(new URLSearchParams(literal), token);
 }
 
 /**
@@ -2814,7 +2824,7 @@ function readFields(pairs: Iterable<Pair>, token: Token): JsonObject {
     if (plain === 'send_at') throw badField(name, NEVER_LATER);
     const earlier = fields[name];
     if (name === 'number' && earlier) throw badField(name, 'may be given only once');
-    let text = /\p{Cc}/u.test(value) ? value.replace(NOT_TEXT, '') : value; // also the CR of a textarea's lines
+    let text = cleanText(value); // without the CR of a textarea's lines, for example
     // A "+" that was not encoded is read as a space.
     if (name === 'number' || name === 'recipients') text = text.replace(/^ (?=\d{5,15}$)/, '+');
     if ((name === 'payload' || name === 'data') && BEGINS_OBJECT.test(value)) {
@@ -2826,9 +2836,10 @@ function readFields(pairs: Iterable<Pair>, token: Token): JsonObject {
     else if (Array.isArray(earlier)) earlier.push(text);
     else fields[name] = [earlier, text];
   }
-  const { base64_attachments, ...others } = fields;
   const [payload] = payloads;
-  if (payload && Object.values(others).flat().length === 1) {
+  if (!payload) return fields; // at once, because the next line copies all fields
+  const { base64_attachments, ...others } = fields;
+  if (Object.values(others).flat().length === 1) {
     if (!base64_attachments) return payload;
     if (payload.base64_attachments == null) return { ...payload, base64_attachments };
   }
@@ -2877,7 +2888,8 @@ function makeSend(token: Token, payload: JsonObject) {
 function sendFields({ defaults = {}, message: template }: Token, payload: JsonObject) {
   const fields: JsonObject = {};
   for (const [key, value] of Object.entries(payload)) {
-    const isSchedule = plainName(key) === 'send_at';
+    const plain = plainName(key);
+    const isSchedule = plain === 'send_at';
     if (value === null || (isSchedule && template && typeof payload.message !== 'string')) continue;
     if (template && (key === 'number' || key === 'recipients') && defaults[key]) continue;
     if (key === 'recipient' && value === '' && !isBlank(payload.recipients)) continue; // the backend ignores it too
@@ -2885,7 +2897,7 @@ function sendFields({ defaults = {}, message: template }: Token, payload: JsonOb
       throw badField(key, 'must be text, not an object or a list');
     }
     if (SEND_FIELDS.includes(key)) fields[key] = key in LIST_KEYS ? [value].flat() : value;
-    else if (isNeverDropped(key)) throw badField(key, isSchedule ? NEVER_LATER : NOT_IN_A_SEND);
+    else if (isNeverDropped(plain)) throw badField(key, isSchedule ? NEVER_LATER : NOT_IN_A_SEND);
   }
   // A number that is not a string means something else, such as the number of a pull request.
   if (typeof fields.number !== 'string' || fields.number === '') delete fields.number;
