@@ -6009,10 +6009,12 @@ async function leastMs(goodMs: number, task: () => unknown): Promise<number> {
   return least;
 }
 
-/** A text of at most this many bytes: a beginning, a repeated piece, and an end. */
+/** A text of at most this many bytes: a beginning, a repeated piece, and an end. `######` is a piece's own number. */
 function repeated(size: number, [first = '', piece = '', last = '']: readonly string[]): string {
   const room = size - Buffer.byteLength(first + last);
-  return first + piece.repeat(Math.max(0, Math.floor(room / Buffer.byteLength(piece)))) + last;
+  let number = 100_000;
+  const pieces = piece.repeat(Math.max(0, Math.floor(room / Buffer.byteLength(piece))));
+  return first + pieces.replaceAll('######', () => `${number++}`) + last;
 }
 
 /**
@@ -6048,6 +6050,7 @@ const LATE_BODIES = [
     ['--limit\r\nX: y', '\r\n\r\n', 'x\n--limit--\r\n'],
     ['', `${PART}\r\n\r\n\r\n`, '--limit--\r\n'],
     ['', `${PART};filename=a\r\n\r\n\r\n`, '--limit-'],
+    ['', `${PART}######\r\n\r\n1\r\n`, '--limit--\r\n'],
     ['', '\n--limit', 'x'],
     ['', ' \r\n', 'x'],
     [PART, ' ', 'x\r\n\r\n\r\n--limit--\r\n'],
@@ -6078,6 +6081,12 @@ const LATE_BODIES = [
     ['message=x', '&message=', ''],
     ['message=x', '&recipients=', ''],
     ['message=x', '&__proto__=1', '&'],
+    ['message=x', '&', ''],
+    ['message=x', '&a=1', ''],
+    ['message=x', '&a######=1', ''],
+    ['message=x', '&A######=1', ''],
+    ['message=', '%0A', 'x'],
+    ['x y', '\nz w', ''],
     [' ', '\t', 'number'],
     ['message=', '%01', '%'],
     ['message=', '\r\n', '\r'],
@@ -6094,6 +6103,7 @@ const LATE_BODIES = [
     ['', '\x1b ', ''],
     ['', 'a\x01', ''],
     ['', '\u20ac', '\x1b['],
+    ['x', '\ny', ''],
   ].map((row) => ['text/plain', ...row]),
   // JSON
   ...[
@@ -6102,6 +6112,8 @@ const LATE_BODIES = [
     ['{"message":"', '{', '"}'],
     ['{"message":"x"', ',"a":0', '}'],
     ['{"message":"x"', ',"a\\u0061":0', '}'],
+    ['{"message":"x"', ',"a######":0', '}'],
+    ['{"message":"x"', ',"\\u0061######":0', '}'],
     ['{"message":"x","a":[""', ',""', ']'],
     ['{"message":"x"', ' ', '}'],
     ['{"message":"x","a":["" ', '   ', ']}'],

@@ -2600,6 +2600,9 @@ const NEVER_LATER = 'asks for a later time, but nothing is scheduled here; remov
 const NOT_IN_A_SEND = 'is not a field of a send; a send has "number", "recipients" and "base64_attachments"';
 const NAMED_UNENCODED = 'names a recipient, but is not encoded as a form: encode each value (curl --data-urlencode)';
 
+/** The plain names of the fields that may not be dropped, see `isNeverDropped`. */
+const NEVER_DROPPED = /^(?:number|recipients?|base64_attachments?|send_at)$/;
+
 /** The plain name of a body's credential. A credential, valid or not, must not get into the text of a message. */
 const CREDENTIAL_NAME = 'auth';
 
@@ -2897,7 +2900,7 @@ function sendFields({ defaults = {}, message: template }: Token, payload: JsonOb
       throw badField(key, 'must be text, not an object or a list');
     }
     if (SEND_FIELDS.includes(key)) fields[key] = key in LIST_KEYS ? [value].flat() : value;
-    else if (isNeverDropped(plain)) throw badField(key, isSchedule ? NEVER_LATER : NOT_IN_A_SEND);
+    else if (NEVER_DROPPED.test(plain)) throw badField(key, isSchedule ? NEVER_LATER : NOT_IN_A_SEND);
   }
   // A number that is not a string means something else, such as the number of a pull request.
   if (typeof fields.number !== 'string' || fields.number === '') delete fields.number;
@@ -2919,7 +2922,7 @@ function plainName(name: string) {
  * without its picture. If the gateway cannot use the field, as in another spelling, it refuses the payload.
  */
 function isNeverDropped(name: string) {
-  return /^(?:number|recipients?|base64_attachments?|send_at)$/.test(plainName(name));
+  return NEVER_DROPPED.test(plainName(name));
 }
 
 /** Whether a value is missing, empty, only white space or an empty list. */
