@@ -11372,14 +11372,14 @@ test('no table of the pages is wider than a phone because of its long words of c
 test('the pages name only existing variables, options, commands and scripts', () => {
   // Those of the backend, the tests, the shell, another gateway, and a reader of the backend's WebSocket.
   const others = ['MODE', 'SEED', 'ONLY', 'SECTION', 'SEND', 'API__TOKENS', 'API__URL', 'AUTO_RECEIVE'];
-  others.push('SIGNAL_API_URL', 'SIGNAL_ACCOUNT');
+  others.push('SIGNAL_API_URL', 'SIGNAL_ACCOUNT', 'NODE_OPTIONS');
   const known = new Set([...SETTING_ROWS.map(([, env]) => env), 'API_TOKENS_FILE', 'GATEWAY_CONFIG', ...others]);
   const used = [...blocks('sh|yaml|ini'), ...groupsOf(ALL_PAGES, /`([^`\n]+)`/g)]
     .flatMap((text) => groupsOf(text, /(?:^|[\s`-])([A-Z][A-Z_]{2,})(?:=|: )/gm));
   for (const name of ['TRUSTED_PROXIES', 'GATEWAY_CONFIG', 'TLS_KEY']) assert.ok(used.includes(name), name);
   assert.deepEqual(used.filter((name) => !known.has(name)), []);
 
-  const command = /(--prefer-offline )?(?:tsx@(\d+)|node|bun) \/?(?:\S*\/)?gateway\.m?[tj]s([^|`#\n]*)/g;
+  const command = /(--prefer-offline )?(?:tsx@(\d+)|node|bun)(?: --max-\S+)? \/?(?:\S*\/)?gateway\.m?[tj]s([^|`#\n]*)/g;
   const commands = Array.from(ALL_PAGES.matchAll(command));
   assert.ok(commands.length > 10, `only ${commands.length} commands`);
   for (const [command, offline, major, args] of commands) {
@@ -11434,17 +11434,26 @@ test('the log contains what the page on operating searches for, in the same word
 
 test('docker run, the compose file and the unit start the gateway in the same way', () => {
   const [backend = '', service = ''] = blocks('yaml', README)[0]!.split('  gateway:');
-  const [run] = /^docker run [^]*?node \/gateway\.ts$/m.exec(README)!;
+  const [run] = /^docker run [^]*?node \S+ \/gateway\.ts$/m.exec(README)!;
   const [, environment] = /^Environment=(.*)$/m.exec(blocks('ini', PAGES['docs/operating.md'])[0]!)!;
   const variables = Array.from(service.matchAll(/^ {6}([A-Z_]+): "?([^"\n]*)"?$/gm), ([, ...pair]) => pair.join('='));
   assert.deepEqual(groupsOf(run, /-e ([A-Z_]+=\S+)/g), variables);
   assert.deepEqual(groupsOf(environment!, /([A-Z_]+)=/g), groupsOf(variables.join('\n'), /^([A-Z_]+)=/gm));
-  const [, image, command] = /image: (.*)[^]*command: (.*)/.exec(service)!;
+  const [, image, command] = /image: (.*)[^]*command: (\[.*\])/.exec(service)!;
   const mounts = ['gateway.ts:/gateway.ts:ro', 'gateway.json:/gateway.json:ro'];
   for (const part of [`${image} ${JSON.parse(command!).join(' ')}`, ...mounts]) assert.ok(run.includes(part), part);
   const options = { 'user: node': '--user node', 'init: true': '--init', 'read_only: true': '--read-only' };
   for (const [key, option] of Object.entries(options)) assert.ok(service.includes(key) && run.includes(option), key);
   assert.doesNotMatch(backend, /^ +ports:/m, 'the backend has no port');
+});
+
+test('every example that starts Node for good limits its young generation, as the benchmark measures it', () => {
+  const [, option] = /^const YOUNG = '(.*)';$/m.exec(read('gateway.bench.ts'))!;
+  const dockerfile = read('Dockerfile');
+  const starts = groupsOf(ALL_PAGES + dockerfile, /^ *((?:command: |ENTRYPOINT )\["node".*\]|ExecStart=\/usr\/bin\/node.*)/gm);
+  starts.push(...groupsOf(README, /^docker run -d ([^]*?)```/gm));
+  assert.equal(starts.length, 6, starts.join('\n')); // compose twice, a pod, a unit, docker run, the image
+  for (const start of starts) assert.ok(start.includes(option!), start);
 });
 
 test('the pages explain what each setting limits, and what each reason of a 401 means', () => {
