@@ -11450,7 +11450,10 @@ test('docker run, the compose file and the unit start the gateway in the same wa
 test('every example that starts Node for good limits its young generation, as the benchmark measures it', () => {
   const [, option] = /^const YOUNG = '(.*)';$/m.exec(read('gateway.bench.ts'))!;
   const dockerfile = read('Dockerfile');
-  const starts = groupsOf(ALL_PAGES + dockerfile, /^ *((?:command: |ENTRYPOINT )\["node".*\]|ExecStart=\/usr\/bin\/node.*)/gm);
+  const starts = groupsOf(
+    ALL_PAGES + dockerfile,
+    /^ *((?:command: |ENTRYPOINT )\["node".*\]|ExecStart=\/usr\/bin\/node.*)/gm,
+  );
   starts.push(...groupsOf(README, /^docker run -d ([^]*?)```/gm));
   assert.equal(starts.length, 6, starts.join('\n')); // compose twice, a pod, a unit, docker run, the image
   for (const start of starts) assert.ok(start.includes(option!), start);

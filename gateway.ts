@@ -2646,7 +2646,7 @@ const NOT_TEXT =
   // deno-lint-ignore no-control-regex
   /(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[ -/]+[0-~]|(?![\n\t])\p{Cc}/gu;
 
-/** The text of a value. A form of 1 MiB may have 200,000 values, and most are printable ASCII, which is found sooner. */
+/** The text of a value. A form of 1 MiB may have 200,000, and that most are printable ASCII is found sooner. */
 function cleanText(value: string) {
   return /[^\n -~]/.test(value) ? value.replace(NOT_TEXT, '') : value;
 }
@@ -2788,14 +2788,12 @@ function readForm(form: string, token: Token) {
   }
   if (NAMED_IN_VALUE.test(form)) throw badJson(`A value of the form ${NAMED_UNENCODED}.`);
   try {
-    decodeURIComponent(escaped);
+    if (escaped.includes('%')) decodeURIComponent(escaped);
   } catch {
     throw badJson('The percent-encoded bytes of the form are not UTF-8.');
   }
   // Next to a space that was not encoded, a "+" is meant literally: "message=C++ build failed".
-  const literal = escaped.includes(' ')
-    ? escaped.replace(/[^&]+/g, (pair) => pair.includes(' ') ? pair.replaceAll('+', '%2B') : pair)
-    : escaped;
+  const literal = escaped.replace(/(?:^|&)[^& ]* [^&]*/g, (pair) => pair.replaceAll('+', '%2B'));
   return readFields(new URLSearchParams(literal), token);
 }
 
