@@ -525,9 +525,9 @@ const TUNNEL_SWEEP_MS = 30_000;
 const SILENCE_MS = 30_000;
 
 /** How long before its own certificate expires the gateway warns. */
-const RENEWAL_MS = 14 * 24 * 3600 * 1000;
+const RENEWAL_MS = 14 * 86_400_000;
 /** How often it checks. */
-const DAY_MS = 24 * 3600 * 1000;
+const DAY_MS = 86_400_000;
 
 /** How long a browser may remember a preflight. The requests that follow are still checked. */
 const PREFLIGHT_MS = 60_000;
