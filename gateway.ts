@@ -2218,11 +2218,11 @@ function findGrant(token: Token, target: Target) {
   if (target.isSendByGet) return makesSends(token) && groups.has('GET /v2/send') ? 'named' : undefined;
   if (route === METRICS_ROUTE) return groups.has('metrics') || groups.has('GET /metrics') ? 'named' : undefined;
   // A parameter matches only a parameter: DELETE /v1/devices/:number/:deviceId must not open …/local-data.
-  const fits = (parameter: string, i: number) =>
-    !isLiteral(route?.parts[i] ?? parameter) && !mistakeInParameter(parameter, segments[i]!);
+  const fits = (part: string, i: number) =>
+    !part.startsWith(':') || (!isLiteral(route?.parts[i] ?? part) && !mistakeInParameter(part, segments[i]!));
   const matches = patterns.filter(({ method, parts }) => {
     const isMethod = method === '*' ? METHODS.includes(target.method) : method === target.method;
-    return isMethod && partsMatch(parts, segments) && parts.every((part, i) => !part.startsWith(':') || fits(part, i));
+    return isMethod && partsMatch(parts, segments) && parts.every(fits);
   });
   if (matches.some(({ parts }) => !/[*:]/.test(prefixOf(parts)))) return 'named';
   if (route && groups.has(route.group)) return 'covered';
