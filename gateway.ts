@@ -5848,11 +5848,12 @@ function hashSecret(line: string) {
 
 /** The output of `--check` for a good configuration. */
 function printCheck(settings: Settings) {
-  const { listen } = settings;
   const rules = makeRules(settings);
   return [
     `The configuration is valid. It was read from: ${settings.readFrom.join(', ') || 'nothing, only defaults apply'}.`,
-    `listen port ${listen.port}, ${listen.isLocal ? 'for this machine only' : 'for other machines too'}`,
+    `listen port ${settings.listen.port}, ${
+      settings.listen.isLocal ? 'for this machine only' : 'for other machines too'
+    }`,
     `backend ${settings['backend.url'].name}`,
     `tokens ${rules.tokens.size}`,
     ...warningsOf(rules, settings, Date.now()).map((warning) => `warning: ${warning}`),
@@ -5910,9 +5911,7 @@ function canMatch(token: Token, pattern: string) {
 /** Describes the sends that are made from webhooks, and whether the token may send to its own defaults. */
 function describeSends(token: Token) {
   const { defaults = {} } = token;
-  const fields = Object.entries(defaults).map(([field, value]) => `${field} ${[value].flat().join(' and ')}`).join(
-    ', ',
-  );
+  const fields = Object.entries(defaults).map(([name, value]) => `${name} ${[value].flat().join(' and ')}`).join(', ');
   const parts = [`become sends${token.message ? ', with the message from a template' : ''}`];
   if (fields) parts.push(`by default with ${fields}`);
   try {
@@ -5948,8 +5947,9 @@ function renderSend(settings: Settings, name: string, body: Buffer) {
   // The Content-Type is not known here, but a multipart form begins with its boundary.
   const [, boundary] = /^--([^\r\n]+)\r\n[\w-]+:/.exec(body.toString('latin1', 0, 1000)) ?? [];
   const payload = readPayload(token, body, boundary && `multipart/form-data; boundary="${boundary}"`);
-  const send = checkSend(token, makeSend(token, payload));
-  return JSON.stringify(JSON.parse(send.toString()), null, 2);
+  const send = makeSend(token, payload);
+  checkSend(token, send);
+  return JSON.stringify(send, null, 2);
 }
 
 /** What to do if the backend did not answer as expected. Each runtime has its own words for the reasons. */
