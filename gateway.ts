@@ -4855,7 +4855,7 @@ const OPTION_NAMES = 'now log headersTimeoutMs stallTimeoutMs slotTimeoutMs conn
 /** Reads the configuration of a program that embeds the gateway. @throws {ConfigError} with every mistake. */
 function embeddedSettings(config: GatewayConfig, options: GatewayOptions = {}) {
   const sources = new Sources();
-  const readers = Object.fromEntries(OPTION_NAMES.map((name) => [name, (value: unknown) => value]));
+  const readers = Object.fromEntries(OPTION_NAMES.map((name) => [name, refuseNull]));
   sources.collect('the configuration', () => noteObject(sources, config));
   sources.collect('options', () => readMembers(readers, options));
   return readSettings(sources);
@@ -5161,8 +5161,7 @@ function listOf<T>(read: Reader<T>): Reader<ReadonlySet<T>> {
 
 /** Makes a reader of a token's list. "*" alone means everyone: no list, and none from the defaults. */
 function listOrAll(read: Reader<string>) {
-  const readList = listOf(read);
-  return (value: unknown) => String(value) === '*' ? undefined : readList(value);
+  return (value: unknown) => String(value) === '*' ? undefined : listOf(read)(value);
 }
 
 /**
@@ -5426,7 +5425,7 @@ function showPath(path: string) {
 
 /** Certificate and key for node:https, if the settings have both. */
 function tlsFiles({ 'tls.cert': cert, 'tls.key': key }: AtStart) {
-  return cert === undefined || key === undefined ? undefined : { cert, key };
+  return cert && key && { cert, key };
 }
 
 /** The parts of a text in PEM that are of a kind. */
@@ -5532,7 +5531,7 @@ function checkTokenName(name: string) {
  */
 function readTokenWords(text: string, mistakes: Mistakes) {
   return text.split(/[\s,]+/).filter(Boolean).map((word, i, words) => {
-    const [, name = `token-${i + 1}`, secret = ''] = /^(?:([A-Za-z0-9][\w.-]{0,63})=)?(.*)$/s.exec(word) ?? [];
+    const [, name = `token-${i + 1}`, secret = ''] = /^(?:([A-Za-z0-9][\w.-]{0,63})=)?(.*)$/s.exec(word)!;
     const read = mistakes.collect(`[${i}]`, () => {
       const isHalf = /^[\w.-]{1,15}$/.test(word) && words[i + 1]?.includes('=');
       ensure(!isHalf, 'is too short for a secret; if it is part of the next name, write that without a space');
