@@ -366,10 +366,13 @@ const TOKEN_READERS = {
 /** The rows, in the order of `--help`. */
 const SETTING_ROWS = Object.entries<Setting>(SETTINGS);
 
-/** All settings, read and checked, by path, with the warnings and notes of their sources. */
+/**
+ * All settings, read and checked, by path, with the gateway's own certificate, and the warnings and notes of their
+ * sources.
+ */
 type Settings =
   & { [P in keyof typeof SETTINGS]: SettingValue<(typeof SETTINGS)[P]> }
-  & { tokens: readonly TokenSettings[] }
+  & { tokens: readonly TokenSettings[]; certificate?: X509Certificate | undefined }
   & Pick<Sources, 'warnings' | 'notes' | 'readFrom'>;
 
 /** Settings that are read once. A reload does not change them, and its log line lists those that differ. */
@@ -5029,7 +5032,7 @@ function readSettings(sources: Sources) {
     const advice = `${where}; AUTH_ANONYMOUS=true would accept all requests`;
     sources.add('tokens', `none is configured, but the gateway would listen for other machines: ${advice}`);
   }
-  if (found.length === 0) sources.collect('tls', () => checkTls(settings));
+  if (found.length === 0) settings.certificate = sources.collect('tls', () => checkTls(settings));
   return sources.end(settings);
 }
 
@@ -5038,7 +5041,7 @@ type Rules = Omit<ReturnType<typeof makeRules>, keyof AtStart>;
 
 /** Makes the rules of a configuration. They never change: a request keeps those that it began with. */
 function makeRules(settings: Settings) {
-  const { 'auth.methods': methods, 'tls.cert': cert, allow, rate, clients } = settings;
+  const { 'auth.methods': methods, allow, rate, clients } = settings;
   // A token's own value replaces an inherited one whole: merged, a list could only become wider. Defaults confine, so
   // that a body that was misread reaches nobody else; a list that is present but undefined is everyone.
   const resolve = (token: TokenSettings) => {
@@ -5058,8 +5061,6 @@ function makeRules(settings: Settings) {
     forms: new Set(tokens.flatMap((token) => [...token.methods])),
     all: anonymous ? [anonymous] : tokens,
     cors: settings.cors ?? new Set<string>(),
-    /** The gateway's own certificate. */
-    certificate: cert === undefined ? undefined : new X509Certificate(pemParts(cert, 'CERTIFICATE')[0]!),
   } as const;
 }
 
@@ -5437,9 +5438,10 @@ function pemParts(text: string, kind: string) {
 /**
  * Checks certificate and key before the port opens. node:https would refuse them only at start or on the first
  * connection, and takes an empty file for no certificate.
+ * @returns the gateway's own certificate, the first of its chain.
  */
 function checkTls({ 'tls.cert': cert, 'tls.key': key }: AtStart) {
-  if (cert === undefined && key === undefined) return;
+  if (cert === undefined && key === undefined) return undefined;
   ensure(cert !== undefined && key !== undefined, 'needs both "cert" and "key"');
   const broken = (name: string) => () => `its "${name}" is empty, truncated or encrypted, or is not PEM`;
   // One by one, because X509Certificate reads only the first of a chain.
@@ -5451,6 +5453,7 @@ function checkTls({ 'tls.cert': cert, 'tls.key': key }: AtStart) {
     () => createSecureContext({ cert, key }),
     ({ code }) => `its "cert" and "key" cannot be used together (${code})`,
   );
+  return first;
 }
 
 /**
