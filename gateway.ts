@@ -3785,15 +3785,15 @@ function requestFor(exchange: Exchange, content: Content, isUpgrade: boolean) {
   const { method } = exchange.target!;
   const headers = [...outboundHeaders(exchange), ...lengthHeaders(method, content)];
   if (isUpgrade) headers.push('connection', 'Upgrade', 'upgrade', 'websocket');
-  return { ...backend.options, method, path: backendPath(backend, exchange.target!), headers };
+  return { ...backend.options, method, path: backendPath(backend.prefix, exchange.target!), headers };
 }
 
 /** Builds the path for the backend from the checked segments. The path as the client wrote it is not used. */
-function backendPath(backend: Backend, target: Target) {
+function backendPath(prefix: string, target: Target) {
   // encodeURI does not encode the characters that RFC 3986 3.3 allows in a segment: "+49…" stays as clients write it.
   // Nor does it encode `/`, `?` and `#`, which would end the segment.
   const path = target.segments.map((segment) => encodeURI(segment).replace(/[/?#]/g, encodeURIComponent)).join('/');
-  return `${backend.prefix}/${path}${target.query && '?'}${target.query}`;
+  return `${prefix}/${path}${target.query && '?'}${target.query}`;
 }
 
 /**
@@ -5097,8 +5097,8 @@ function placeOf(key: string, index: number) {
  * @param expected completes the sentence "… is not …".
  * @param parse returns undefined for a text that is wrong, such as an empty one.
  */
-function scalarOf<T>(expected: string, parse: (text: string) => T | undefined): Reader<T> {
-  return (value) => {
+function scalarOf<T>(expected: string, parse: (text: string) => T | undefined) {
+  return (value: unknown) => {
     const text = typeof value === 'object' ? '' : String(value);
     const parsed = parse(text);
     const advice = adviceFor(`${text} is not ${expected}`);
@@ -5324,13 +5324,10 @@ function destroyThis(this: Socket) {
   this.destroy();
 }
 
-/** The backend, in the parts that a request needs. */
-type Backend = ReturnType<typeof readBackend>;
-
 /** For messages: the backend's URL in a usual compose file. */
 const EXAMPLE_URL = 'http://signal-api:8080';
 
-/** Reads the backend's URL. No message shows it, because it may contain a password. */
+/** Reads the backend's URL into the parts that a request needs. No message shows it: it may contain a password. */
 function readBackend(value: unknown) {
   const url = typeof value === 'string' && URL.canParse(value) ? new URL(value) : undefined;
   const isUsable = url !== undefined && /^https?:$/.test(url.protocol) && !url.search && !url.hash;
@@ -5502,7 +5499,7 @@ function readPattern(text: string) {
  * mistakes: no token, because all requests would be accepted; two tokens with one secret, because it is unclear whose
  * rights count; a secret as a name, because each log line would show it.
  */
-function readTokens(value: unknown): TokenSettings[] {
+function readTokens(value: unknown) {
   const mistakes = new Mistakes();
   const read = typeof value === 'string' ? readTokenWords : readTokenObject;
   const tokens = read(value as string, mistakes) as TokenSettings[]; // with a mistake, the digest may be undefined
