@@ -4715,7 +4715,7 @@ function makeLog(settings: AtStart, now: () => number, metrics: Metrics, sink: G
   const least = LEVELS.indexOf(settings['log.level']);
   let pending = '';
   let unreadBytes = 0;
-  let dropped = 0;
+  let reported = 0; // of the lines that were dropped
   const flush = () => {
     if (pending === '') return;
     const text = pending;
@@ -4726,17 +4726,14 @@ function makeLog(settings: AtStart, now: () => number, metrics: Metrics, sink: G
     // again, one line has their number.
     writeOut(text, () => {
       unreadBytes -= bytes;
-      if (dropped === 0 || unreadBytes > 0) return;
-      const lines = dropped;
-      dropped = 0; // first: Bun calls back before `log` returns
+      const lines = metrics.droppedLines - reported;
+      if (lines === 0 || unreadBytes > 0) return;
+      reported += lines; // first: Bun calls back before `log` returns
       log('warn', 'log lines were dropped: nothing was reading standard output', { lines });
     });
   };
   const write = sink ?? ((line) => {
-    if (unreadBytes > LOG_LIMIT_BYTES) {
-      metrics.droppedLines++;
-      return void dropped++;
-    }
+    if (unreadBytes > LOG_LIMIT_BYTES) return void metrics.droppedLines++;
     if (pending === '') setTimeout(flush, LOG_PAUSE_MS);
     pending += `${line}\n`;
   });
@@ -4836,7 +4833,7 @@ class Sources extends Mistakes {
 }
 
 /** Where the command line gets its configuration. */
-type ConfigSources = { file?: string | undefined; env?: NodeJS.ProcessEnv; flags?: NodeJS.Dict<unknown> };
+type ConfigSources = { file?: string | undefined; env?: NodeJS.ProcessEnv; flags?: JsonObject };
 
 /**
  * Reads file, environment and flags. For each setting the last of these that gives a value wins.
