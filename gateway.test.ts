@@ -960,7 +960,7 @@ async function startProcess(t: TestContext, { backend, args = [], env, program }
     },
     /** Sends a signal, after which the process must exit without further help, and successfully. */
     async close(signal: NodeJS.Signals = 'SIGTERM') {
-      const ended = once(child, 'exit');
+      const ended = once(child, 'close'); // not at its exit: the last of its output may arrive after that
       process.kill(child.pid!, signal); // after a child.kill, Deno 2.9 reports no exit code
       assert.deepEqual(await ended, [0, null], output());
     },
