@@ -6603,27 +6603,27 @@ table("attack: address a person by a group's name where groups are not accepted"
 
 section('BODY SCAN'); // ───────────────────────────────────────────────────────────────────────────
 /** Pushes a chunk through a scanner, and returns what may be relayed after it. */
-function write(scan: InstanceType<typeof BodyScan>, chunk: Uint8Array): Uint8Array[] {
+function write(scan: InstanceType<typeof BodyScan>, chunk: Buffer): Uint8Array[] {
   scan.write(chunk);
   return scan.takePassed();
 }
 
 /** Pushes a document through a scanner; `passed` is what may be relayed. */
-function push(scan: InstanceType<typeof BodyScan>, chunks: Uint8Array[], passed: Uint8Array[] = []): Uint8Array[] {
+function push(scan: InstanceType<typeof BodyScan>, chunks: Buffer[], passed: Uint8Array[] = []): Uint8Array[] {
   for (const chunk of chunks) passed.push(...write(scan, chunk));
   scan.end();
   passed.push(...scan.takePassed());
   return passed;
 }
 
-function scanAll(chunks: Uint8Array[], keepLength = false) {
+function scanAll(chunks: Buffer[], keepLength = false) {
   const scan = new BodyScan();
   scan.keepLength = keepLength;
   return { out: Buffer.concat(push(scan, chunks)).toString(), auth: scan.auth, fields: scan.takeFields() };
 }
 
 /** A document cut in two at every byte (a long one at every seventh), and cut into single bytes. */
-function* everySplit(text: string | Buffer): Generator<Uint8Array[]> {
+function* everySplit(text: string | Buffer): Generator<Buffer[]> {
   const bytes = Buffer.from(text as string);
   const step = bytes.length > 2000 ? 7 : 1;
   for (let i = 0; i <= bytes.length; i += step) yield [bytes.subarray(0, i), bytes.subarray(i)];

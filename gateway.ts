@@ -3363,7 +3363,7 @@ class BodyScan {
   #utf8Tail: Buffer | undefined; // the beginning of a character that the next chunk completes
 
   /** The fields of a whole document. @throws {Problem} bad_json, bad_field. */
-  static fieldsOf(document: Uint8Array, keys: keyof typeof KEYS) {
+  static fieldsOf(document: Buffer, keys: keyof typeof KEYS) {
     const scan = new BodyScan(keys);
     scan.write(document);
     scan.end();
@@ -3387,9 +3387,9 @@ class BodyScan {
   }
 
   /** Reads a chunk. @throws {Problem} bad_json, bad_field; the scanner must not be used afterwards. */
-  write(chunk: Uint8Array) {
-    this.#chunk = Buffer.from(chunk.buffer, chunk.byteOffset, chunk.byteLength);
-    const bytes = this.#utf8Tail ? Buffer.concat([this.#utf8Tail, this.#chunk]) : this.#chunk;
+  write(chunk: Buffer) {
+    this.#chunk = chunk;
+    const bytes = this.#utf8Tail ? Buffer.concat([this.#utf8Tail, chunk]) : chunk;
     const whole = wholeCharacters(bytes);
     // One native call checks the whole chunk. A character may span two or more chunks.
     if (!isUtf8(whole)) this.#fail(0, 'it is not valid UTF-8');
@@ -4025,9 +4025,8 @@ async function writeChunk(
  * than 64 MiB of them gather. A string of a quarter of their size, dropped at once, fills the young generation. With
  * `--max-semi-space-size=4`, which limits it, this still saves 20 to 45 MiB of high water while 100 MB are downloaded.
  */
-function collectSoon(chunk: Uint8Array) {
-  if (chunk.length < COLLECT_FROM_BYTES) return;
-  Buffer.from(chunk.buffer, chunk.byteOffset, chunk.length).toString('latin1', 0, chunk.length / 4);
+function collectSoon(chunk: Buffer) {
+  if (chunk.length >= COLLECT_FROM_BYTES) chunk.toString('latin1', 0, chunk.length / 4);
 }
 
 // #endregion
@@ -4451,7 +4450,7 @@ async function readChunk(
   late: ProblemCode,
   broken: ProblemCode,
   limitBytes = Infinity,
-): Promise<Uint8Array | undefined> {
+): Promise<Buffer | undefined> {
   exchange.throwIfEnded();
   let chunk: Buffer | null = null;
   const isEnded = () => message.readableEnded || (message.complete && message.readableLength === 0);
