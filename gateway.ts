@@ -42,12 +42,11 @@ import { isUtf8 } from 'node:buffer';
 import crypto, { createPrivateKey, randomBytes, randomUUID, X509Certificate } from 'node:crypto';
 import { once } from 'node:events';
 import { readFileSync, statSync } from 'node:fs';
-import http, { type IncomingHttpHeaders, IncomingMessage, type OutgoingHttpHeaders, ServerResponse } from 'node:http';
+import http, { IncomingMessage, type OutgoingHttpHeaders, ServerResponse } from 'node:http';
 import { createRequire } from 'node:module';
 import https from 'node:https';
 import { type AddressInfo, BlockList, isIP, Socket } from 'node:net';
 import { isAbsolute, resolve } from 'node:path';
-import type { Writable } from 'node:stream';
 import { text as readAll } from 'node:stream/consumers';
 import { createSecureContext, type TLSSocket } from 'node:tls';
 import { fileURLToPath, urlToHttpOptions } from 'node:url';
@@ -891,9 +890,6 @@ function isInternalId(value: string) {
   const bytes = Buffer.from(value, 'base64');
   return bytes.length === 32 && value === bytes.toString('base64');
 }
-
-/** A parsed allowlist: its `groups`, its `patterns`, and all entries as `written` by the owner. */
-type Allow = ReturnType<typeof readAllow>;
 
 /**
  * Whether parts match segments: `:name` and `*` match one segment each; a `*` at the end matches one or more. So
@@ -1785,8 +1781,8 @@ function logExchange(exchange: Exchange) {
  *   warn    the same with a status of 400 or more
  *   info    any other
  */
-function levelOf({ core, client, token, target, endedBy, status }: Exchange): Level {
-  if (status < 400 && (token === undefined || target?.route === METRICS_ROUTE)) return 'debug';
+function levelOf({ core, client, token, target, endedBy, status }: Exchange) {
+  if (status < 400 && (!token || target?.route === METRICS_ROUTE)) return 'debug';
   const { code, status: worst = status } = endedBy ?? {}; // a response that had begun has its own status
   const lines = token ? core.tokenLines : core.addressLines;
   const key = token ? `${token.name} ${code}` : failureKey(client);
@@ -1986,7 +1982,7 @@ type Token = TokenSettings & Pick<TokenFields, 'methods' | 'allow' | 'expires'>;
  * is wrong, the next form is not tried, because the log line names one form and a guess in another would go unnoticed.
  * @throws {Problem} bad_credential for two Authorization headers.
  */
-function findCredential({ rawHeaders }: IncomingMessage, { pathSecret, querySecret }: Target): Credential | undefined {
+function findCredential({ rawHeaders }: IncomingMessage, { pathSecret, querySecret }: Target) {
   // An empty header counts as absent, because n8n's credential test sends one if it has no token.
   const header = onlyOne(headerValues(rawHeaders, 'authorization').filter((value) => /[^ \t]/.test(value)));
   if (header !== undefined) return parseAuthorization(header);
@@ -2149,7 +2145,7 @@ function refusalOfPlayer({ req, target }: Exchange) {
  * A page of http://gateway can open wss://gateway, whose Host is the same, but it cannot remove the browser's
  * User-Agent.
  */
-function isOwnHandshake({ upgrade, origin, host, ...others }: IncomingHttpHeaders) {
+function isOwnHandshake({ upgrade, origin, host, ...others }: http.IncomingHttpHeaders) {
   if (upgrade === undefined || !origin?.endsWith(`://${host}`)) return false;
   return others['sec-fetch-site'] === undefined && !others['user-agent']?.startsWith('Mozilla/');
 }
@@ -2180,7 +2176,7 @@ function refusalOfEndpoint(token: Token, target: Target, client?: string) {
   const { method, route, segments } = target;
   if (client !== undefined && !addressAllowed(token.clients, client)) return new Problem('client_not_allowed');
   const grant = findGrant(token, target);
-  if (grant === undefined) return refusalOfRoute(token.allow, target);
+  if (!grant) return refusalOfRoute(token, target);
 
   // The gateway does not know which account and recipients an unknown route uses, such as that of a plugin.
   const isKnown = route && route.parts.at(-1) !== '*';
@@ -2237,7 +2233,7 @@ function findGrant(token: Token, target: Target) {
 const SEND_BY_GET = ' To send by GET, a token needs "GET /v2/send" in its "allow", and "defaults" or "message".';
 
 /** The problem for a target that is not on an allowlist. Setup comes first, so that it does not reveal its routes. */
-function refusalOfRoute(allow: Allow, { method, route, segments, isSendByGet }: Target) {
+function refusalOfRoute({ allow }: Token, { method, route, segments, isSendByGet }: Target) {
   if (SETUP_PREFIXES.has(prefixOf(segments)) && !allow.groups.has('setup')) return new Problem('setup_blocked');
   if (route && !isSendByGet) {
     return withDetail(
@@ -2256,9 +2252,6 @@ function refusalOfRoute(allow: Allow, { method, route, segments, isSendByGet }: 
 
 // #region RATE
 
-/** At most `count` requests per time. `written` is the configured text. */
-type Rate = ReturnType<typeof readRate>;
-
 /**
  * A token bucket per key, by the generic cell rate algorithm. A bucket starts with `count` and regains one every
  * `perMs / count`. It is stored as one number: the time at which it will be full again.
@@ -2267,7 +2260,7 @@ class RateLimiter {
   readonly #fullAtMs = new Map<string, number>();
 
   /** Takes one from the key's bucket. Returns 0, or the milliseconds until the bucket has one again. */
-  take(key: string, { count, perMs }: Omit<Rate, 'written'>, nowMs: number) {
+  take(key: string, { count, perMs }: { count: number; perMs: number }, nowMs: number) {
     // A bucket is full in `perMs` at the latest. If the clock is set back, the stored time is far in the future and
     // would lock the key out until then, so it is corrected here. A refusal also stores the corrected time; otherwise
     // every request before the old time would find the bucket empty.
@@ -2422,10 +2415,10 @@ class RequestBody {
    * other fields of the body. A body that does not begin like an object (a text, a form) has no `auth`.
    * @throws {Problem} bad_json, bad_field (of `auth`), unsupported_encoding, request_timeout, client_left.
    */
-  async readCredential(): Promise<Credential | undefined> {
+  async readCredential() {
     if (this.#isComplete || !this.#exchange.rules.forms.has('body')) return undefined;
     const { auth } = await this.#scanHead();
-    return auth === undefined ? undefined : { form: 'body', secret: auth };
+    return auth === undefined ? undefined : { form: 'body' as const, secret: auth };
   }
 
   /**
@@ -4005,7 +3998,7 @@ async function relayBody(exchange: Exchange, incoming: IncomingMessage, length: 
 /** Writes a chunk, and waits until the stream has room for the next. @throws {Problem | EarlyResponse} as waitUntil. */
 async function writeChunk(
   exchange: Exchange,
-  stream: Writable,
+  stream: http.OutgoingMessage,
   chunk: Uint8Array,
   timeoutMs: number,
   late: ProblemCode,
@@ -4357,7 +4350,7 @@ function connect(owner: Pick<Exchange, 'underway'>, request: http.RequestOptions
 const unreachable = (reason: string, hint?: string) => new Problem('backend_unreachable', reason, { hint });
 
 /** Whether the body for the backend is larger than the head, and so a stream. */
-function isLarge(content: Content): content is RequestBody {
+function isLarge(content: Content) {
   return content !== undefined && 'chunks' in content;
 }
 
@@ -4414,13 +4407,13 @@ function openTunnel(exchange: Exchange, headers: readonly string[], socket: Sock
     side.once('end', () => setTimeout(close, core.lingerMs, 'ended').unref());
   }
   // `pipe` would pause the backend for a slow client, and the backend writes to all its readers in turn.
-  backend.on('data', (chunk: Buffer) => {
+  backend.on('data', (chunk) => {
     bytesOut += chunk.length;
     socket.write(chunk);
     if (socket.writableLength > BACKLOG_LIMIT_BYTES) close('too_far_behind');
   });
   for (const event of ['end', 'close']) backend.once(event, () => socket.end());
-  socket.on('data', (chunk: Buffer) => (bytesIn += chunk.length));
+  socket.on('data', (chunk) => (bytesIn += chunk.length));
   socket.pipe(backend); // a client may be paused: it waits only for itself
   socket.once('close', () => {
     backend.destroy();
@@ -4675,7 +4668,7 @@ type AddressList = ReturnType<typeof readAddresses>;
  * The client's address. It is the peer's, or, behind trusted proxies, the right-most address in X-Forwarded-For that is
  * not a trusted proxy. The addresses to its left are only the client's claim.
  */
-function clientAddress(req: IncomingMessage, trusted: AddressList | undefined) {
+function clientAddress(req: IncomingMessage, trusted?: AddressList) {
   let address = normalizeAddress(req.socket.remoteAddress);
   if (!trusted) return address;
   const hops = String(req.headers['x-forwarded-for'] ?? '').split(',');
@@ -4705,9 +4698,6 @@ function normalizeAddress(address = '0.0.0.0') {
 
 // #region LOG
 
-/** Logs one event. A field that is undefined is left out; none is named time, level or message. */
-type Log = (level: Level, message: string, fields?: object) => void;
-
 /** One line per event. Every value is made by the gateway or quoted as JSON, so that no value can forge a line. */
 function makeLog(settings: AtStart, now: () => number, metrics: Metrics, sink: GatewayOptions['log']) {
   const format = settings['log.format'] ?? (process.stdout.isTTY ? 'text' : 'json');
@@ -4736,7 +4726,8 @@ function makeLog(settings: AtStart, now: () => number, metrics: Metrics, sink: G
     if (pending === '') setTimeout(flush, LOG_PAUSE_MS);
     pending += `${line}\n`;
   });
-  const log: Log = (level, message, fields) => {
+  /** Logs one event. A field that is undefined is left out; none is named time, level or message. */
+  const log = (level: Level, message: string, fields?: object) => {
     if (LEVELS.indexOf(level) >= least) {
       const entry = { time: new Date(now()).toISOString(), level, message, ...fields };
       write(format === 'json' ? JSON.stringify(entry) : textLine(entry));
@@ -4831,14 +4822,13 @@ class Sources extends Mistakes {
   }
 }
 
-/** Where the command line gets its configuration. */
-type ConfigSources = { file?: string | undefined; env?: NodeJS.ProcessEnv; flags?: JsonObject };
-
 /**
  * Reads file, environment and flags. For each setting the last of these that gives a value wins.
  * @throws {ConfigError} with every mistake.
  */
-function loadSettings({ file, env = {}, flags = {} }: ConfigSources) {
+function loadSettings(
+  { file, env = {}, flags = {} }: { file?: string | undefined; env?: NodeJS.ProcessEnv; flags?: JsonObject },
+) {
   const sources = new Sources();
   FILES_READ.clear();
   if (file !== undefined) noteFile(sources, file);
@@ -5644,7 +5634,7 @@ function startDemoBackend() {
  * first is the shortest, and has no quotes, which cmd.exe, PowerShell and sh read differently. The log lines of
  * requests would hide the messages, so only the level debug shows them.
  */
-async function runDemo(listen: string, level: string | undefined) {
+async function runDemo(listen: string, level?: string) {
   const backend = startDemoBackend();
   await once(backend, 'listening');
   const number = '+15550100001';
