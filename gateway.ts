@@ -297,13 +297,7 @@ type Setting = readonly [env: string, Reader<unknown>, help: string, fallback?: 
 
 // Readers of text. The others, and the functions used here, are in the section READERS.
 const readMethods = listOf(wordOf(FORM_WORDS));
-const readListen = scalarOf('host:port, :port or [::]:port', parseListen);
-const readSize = scalarOf('a size such as 150MiB', parseSize);
 const readRate = scalarOf('a rate such as 30/1m', parseRate);
-const readExpiry = scalarOf(
-  'a date such as 2027-06-30 (valid through that day, UTC) or a time such as 2027-06-30T12:00:00Z',
-  parseExpiry,
-);
 const readOrigins = listOf(
   textThat(isOrigin, 'an origin as browsers send it: https://dash.example:8443, no path, no default port'),
 );
@@ -329,7 +323,12 @@ const SETTINGS = {
   ],
   'backend.parallel': ['BACKEND_PARALLEL', zeroAsNoLimit(countFrom(0)), 'concurrent requests to it; 0 = no limit', '4'],
   'backend.wait': ['BACKEND_WAIT', duration('30s'), 'how long a send waits for it to restart; 0 = not at all', '30s'],
-  'listen': ['LISTEN', readListen, 'host:port or :port (every interface)', '127.0.0.1:8880'],
+  'listen': [
+    'LISTEN',
+    scalarOf('host:port, :port or [::]:port', parseListen),
+    'host:port or :port (every interface)',
+    '127.0.0.1:8880',
+  ],
   'tls.cert': ['TLS_CERT', readFile, 'a PEM file with a certificate and its chain, for https'],
   'tls.key': ['TLS_KEY', readFile, 'a PEM file with the private key of tls.cert'],
   'auth.methods': ['AUTH_METHODS', readMethods, 'of bearer, basic, query, path, body', 'bearer,basic,body'],
@@ -340,7 +339,12 @@ const SETTINGS = {
   'clients': ['ALLOW_CLIENTS', readAddresses, 'addresses and CIDR ranges that may connect; any if absent'],
   'cors': ['CORS_ORIGINS', readOrigins, 'origins whose pages may use the gateway and read its responses'],
   'trustedProxies': ['TRUSTED_PROXIES', readAddresses, 'proxies whose X-Forwarded-For is trusted'],
-  'limits.body': ['MAX_BODY', readSize, 'the largest request body; 413 beyond it', '150MiB'],
+  'limits.body': [
+    'MAX_BODY',
+    scalarOf('a size such as 150MiB', parseSize),
+    'the largest request body; 413 beyond it',
+    '150MiB',
+  ],
   'limits.connections': ['MAX_CONNECTIONS', countFrom(1), 'concurrent connections', '1024'],
   'shutdown': ['SHUTDOWN_TIMEOUT', duration('10s'), 'how long running requests have to finish', '8s'],
   'log.level': ['LOG_LEVEL', wordOf(LEVELS), 'debug, info, warn or error', 'info'],
@@ -357,7 +361,10 @@ const TOKEN_READERS = {
   secretFile: readSecretFile,
   senders: listOrAll(readNumber),
   recipients: listOrAll(readerOfRecipients(true)),
-  expires: readExpiry,
+  expires: scalarOf(
+    'a date such as 2027-06-30 (valid through that day, UTC) or a time such as 2027-06-30T12:00:00Z',
+    parseExpiry,
+  ),
   defaults: readDefaults,
   message: readTemplate,
 } satisfies Record<keyof TokenConfig, Reader<unknown>>;
@@ -1153,7 +1160,7 @@ class Connection {
       shutdown: core.draining,
     };
     for (const [reason, holds] of Object.entries(reasons)) if (holds) this.beginClosing(reason);
-    return this.closing === undefined;
+    return !this.closing;
   }
 }
 
@@ -1180,7 +1187,7 @@ function watchConnection(core: Core, socket: Socket) {
   const { connections, server } = core;
   connectionOf(core, socket).speaker = 'setSecureContext' in server ? undefined : socket; // see `secureConnection`
   if (connections.size <= core.atStart['limits.connections']) return;
-  const [evicted] = [...connections].find(([, { token }]) => token === undefined)!;
+  const [evicted] = [...connections].find(([, { token }]) => !token)!;
   connections.delete(evicted);
   evicted.destroy();
   warnRarely(core, 'limits.connections is reached: unauthenticated connections are closed for new ones');
@@ -1193,7 +1200,7 @@ function watchConnection(core: Core, socket: Socket) {
 async function handleInTurn(core: Core, res: ServerResponse, isUpgrade: boolean) {
   const { socket } = res.req;
   // A connection that was reset may still deliver requests, but has no address to check against `clients`.
-  if (socket.remoteAddress === undefined) return void socket.destroy();
+  if (!socket.remoteAddress) return void socket.destroy();
   const connection = connectionOf(core, socket);
   const { due } = connection;
   const previous = due.at(-1);
@@ -1246,8 +1253,8 @@ function respondUnparsed(core: Core, error: NodeJS.ErrnoException & { rawPacket?
   if (!socket.writable && reason.startsWith('HPE_')) return; // closed, or an earlier error has its response
   const fields = { client: normalizeAddress(transportSocket(socket).remoteAddress), code, reason };
   const isTls = rawPacket?.[0] === 0x16; // a handshake: RFC 8446 5.1
-  if (isTls) warnRarely(core, 'a client sent https to this plain http port', fields);
-  else if (warning) warnRarely(core, warning, fields);
+  const said = isTls ? 'a client sent https to this plain http port' : warning;
+  if (said) warnRarely(core, said, fields);
   else core.log('debug', 'client error', fields);
   const wasKept = !connection.closing;
   connection.beginClosing('not_parsed');
@@ -1255,8 +1262,7 @@ function respondUnparsed(core: Core, error: NodeJS.ErrnoException & { rawPacket?
   const problem = new Problem(code);
   if (current) return endDue(core, socket, problem, wasKept);
   const { headers, body } = problemResponse(problem, randomUUID());
-  const pairs = Object.entries({ 'Connection': 'close', ...headers });
-  socket.write(responseHead(problem.status, pairs.flat().map(String)));
+  socket.write(responseHead(problem.status, Object.entries({ 'Connection': 'close', ...headers }).flat()));
   endSocket(core, socket, body);
 }
 
@@ -1294,12 +1300,12 @@ function endDue(core: Core, socket: Socket, problem: Problem, wasKept: boolean) 
  *   after a restart.
  */
 function applySettings(core: Core, settings: Settings) {
-  const { server } = core;
-  const mayBeOpen = core.rules.anonymous !== undefined && core.atStart.listen.isLocal;
+  const { server, atStart } = core;
+  const mayBeOpen = core.rules.anonymous && atStart.listen.isLocal;
   if (!mayBeOpen && settings.tokens.length === 0 && !settings['auth.anonymous']) {
     throw new ConfigError(['tokens: none is configured; AUTH_ANONYMOUS=true would accept all requests']);
   }
-  const needsRestart: string[] = START_ONLY.filter((path) => !isDeepStrictEqual(settings[path], core.atStart[path]));
+  const needsRestart: string[] = START_ONLY.filter((path) => !isDeepStrictEqual(settings[path], atStart[path]));
   const backend = core.rules['backend.url'];
   const isSameBackend = settings['backend.url'].url.href === backend.url.href;
   // If `backend.url` is unchanged, its connections, its slots and a known outage are kept.
@@ -1320,7 +1326,7 @@ function applySettings(core: Core, settings: Settings) {
 
 /** Mistakes and settings that may be unintended. Logged at start and reload, and printed by `--check`. */
 function warningsOf(rules: Rules, { listen }: AtStart, nowMs: number) {
-  const { anonymous, all, warnings } = rules;
+  const { all } = rules;
   const others = listen.isLocal ? '' : ', from other machines too';
   const openWarning = `no tokens are configured: all requests are accepted without authentication${others}`;
   const lists = new Set([rules.trustedProxies, ...all.map(({ clients }) => clients)]);
@@ -1328,8 +1334,8 @@ function warningsOf(rules: Rules, { listen }: AtStart, nowMs: number) {
   const ofTokens = (what: string, has: (token: Token) => boolean | undefined) =>
     all.filter(has).map(({ name }) => `the token "${name}" ${what}`);
   return [
-    ...(anonymous ? [openWarning] : []),
-    ...warnings,
+    ...(rules.anonymous ? [openWarning] : []),
+    ...rules.warnings,
     ...ofTokens('has expired', ({ expires }) => expires <= nowMs),
     ...ofTokens(
       'has a secret of 64 hexadecimal digits; if that is a digest, write "sha256:" before it',
@@ -1372,11 +1378,11 @@ function logRules({ rules, atStart, now, log }: Core, message: string, more: obj
  * @returns the URL. Rejects if the port is in use or the address is not one of this machine.
  */
 async function startListening(core: Core) {
-  const { server } = core;
-  server.listen(core.atStart.listen);
+  const { server, atStart } = core;
+  server.listen(atStart.listen);
   await once(server, 'listening'); // rejects on 'error'
   const { address, port } = server.address() as AddressInfo;
-  const scheme = tlsFiles(core.atStart) ? 'https' : 'http';
+  const scheme = tlsFiles(atStart) ? 'https' : 'http';
   const url = `${scheme}://${isIP(address) === 6 ? `[${address}]` : address}:${port}`;
   const warnOfCertificate = () =>
     certificateWarnings(core.rules, core.now()).forEach((warning) => core.log('warn', warning));
@@ -1394,17 +1400,17 @@ async function startListening(core: Core) {
  * shortly before the deadline, and all other connections at the deadline.
  */
 async function closeGateway(core: Core) {
-  const { server } = core;
+  const { server, running, connections } = core;
   core.draining = true;
   core.upstream.gate.stopIfIdle(core);
   closeStaleTunnels(core);
-  for (const exchange of core.running) if (exchange.stage === 'waiting') exchange.end(new Problem('shutting_down'));
+  for (const exchange of running) if (exchange.stage === 'waiting') exchange.end(new Problem('shutting_down'));
   if (!server.listening) return;
   const closed = once(server, 'close');
   server.close(); // and its idle connections
   // UNTIL closeIdleConnections closes connections without a first byte: on Node 24 and Deno 2.9 it does not. On Bun it
   // does, and there `bytesRead` stays 0 (test "a connection on which no request has begun").
-  for (const [socket, { speaker }] of core.connections) {
+  for (const [socket, { speaker }] of connections) {
     if (!speaker?.bytesRead && !('Bun' in globalThis)) socket.destroy();
   }
   const { shutdown } = core.rules;
@@ -1413,10 +1419,10 @@ async function closeGateway(core: Core) {
   // waits for it (test "closing keeps to its deadline").
   await Promise.race([closed, new Promise((resolve) => timers.push(setTimeout(resolve, shutdown)))]);
   timers.forEach(clearTimeout);
-  core.connections.forEach((_, socket) => socket.destroy());
+  connections.forEach((_, socket) => socket.destroy());
   // The requests that still run have lost their client: see Exchange.leave. Each of them still gets its log line.
-  for (const exchange of core.running) exchange.end(new Problem('client_left'));
-  for (let turn = 0; core.running.length > 0 && turn < 100; turn++) await new Promise(setImmediate);
+  for (const exchange of running) exchange.end(new Problem('client_left'));
+  for (let turn = 0; running.length > 0 && turn < 100; turn++) await new Promise(setImmediate);
   core.log('info', 'stopped');
 }
 
@@ -1788,7 +1794,7 @@ function levelOf({ core, client, token, target, endedBy, status }: Exchange) {
   const key = token ? `${token.name} ${code}` : failureKey(client);
   // Of a token, only refusals: other problems from 500 on are failures, of the backend or of the gateway.
   const isRefusal = code === 'busy' || (endedBy && worst < 500);
-  const isCounted = token === undefined || isRefusal;
+  const isCounted = !token || isRefusal;
   if (isCounted && lines.take(key, FAILURE_RATE, core.now()) > 0) {
     if (token) warnRarely(core, 'further refusals of a token are logged at debug level', { token: token.name, code });
     return 'debug';
@@ -2030,7 +2036,7 @@ function parseAuthorization(value: string): Credential {
  */
 function identify({ core, rules, credential, client }: Exchange) {
   if (rules.anonymous) return rules.anonymous;
-  if (credential === undefined) throw new Problem('unauthorized', 'no_credential');
+  if (!credential) throw new Problem('unauthorized', 'no_credential');
   const token = rules.tokens.get(digestOf(credential.secret ?? '')); // no token has the digest of ''
   const reason = faultOfToken(token, credential, core.now());
   if (token && !reason) return token;
@@ -2050,8 +2056,7 @@ function faultOfToken(token: Token | undefined, { form, secret }: Credential, no
 function failureKey(address: string) {
   if (isIP(address) !== 6) return address;
   const given = address.split(':').filter(Boolean).length;
-  const full = address.replace('::', `:${'0:'.repeat(8 - given)}`);
-  return full.split(':').filter(Boolean).slice(0, 4).join(':');
+  return address.replace('::', `:${'0:'.repeat(8 - given)}`).split(':').filter(Boolean).slice(0, 4).join(':');
 }
 
 // #endregion
@@ -2185,9 +2190,9 @@ function refusalOfEndpoint(token: Token, target: Target, client?: string) {
   }
   const parameter = (name: string) => segments[route?.parts.indexOf(name) ?? -1];
   const account = parameter(':number');
-  if (senders && account !== undefined && !senders.has(account)) return new Problem('sender_not_allowed');
+  if (senders && account && !senders.has(account)) return new Problem('sender_not_allowed');
   // A route without an account shows the data of all accounts, such as all attachments, so a pattern must name it.
-  const showsAll = account === undefined && !says(route, 'no-account');
+  const showsAll = !account && !says(route, 'no-account');
   if (senders && showsAll && grant !== 'named') return new Problem('endpoint_not_allowed', 'route_without_account');
   // A new member, or a link to join, opens the group to persons who are not among the recipients, so a pattern must
   // name the route.
@@ -2203,7 +2208,7 @@ function refusalOfEndpoint(token: Token, target: Target, client?: string) {
   }
   // A token that may not send to a group may not change it.
   const group = parameter(':groupid');
-  return group === undefined || method === 'GET' ? undefined : refusalOfRecipient(token, group);
+  return !group || method === 'GET' ? undefined : refusalOfRecipient(token, group);
 }
 
 /**
@@ -2403,11 +2408,10 @@ class RequestBody {
   #isComplete;
 
   constructor(exchange: Exchange) {
-    const { req } = exchange;
     this.#exchange = exchange;
     this.#limitBytes = exchange.rules['limits.body'];
-    this.#isComplete = !hasBody(req);
-    this.#declaredBytes = Number(req.headers['content-length']) || undefined;
+    this.#isComplete = !hasBody(exchange.req);
+    this.#declaredBytes = Number(exchange.req.headers['content-length']) || undefined;
   }
 
   /**
@@ -2425,9 +2429,8 @@ class RequestBody {
    * Checks the head, and returns the body for the backend.
    * @throws {Problem} as readCredential and checkFields, and body_too_large.
    */
-  async readChecked(): Promise<Content> {
-    const { token, target } = this.#exchange;
-    const { method, route } = target!;
+  async readChecked() {
+    const { method, route } = this.#exchange.target!;
     this.#checkLength(this.#declaredBytes);
     const scan = await this.#scanHead();
     if (this.#notAnObject) {
@@ -2435,7 +2438,7 @@ class RequestBody {
       throw badJson(this.#notAnObject.message + advice);
     }
     scan.defers = false;
-    checkFields(token!, route, scan.takeFields());
+    checkFields(this.#exchange.token!, route, scan.takeFields());
     const isEmpty = this.#exchange.bytesIn === 0;
     if (isEmpty && says(route, 'body')) {
       throw badJson('The body must be a JSON object, with Content-Length or chunked.');
@@ -2500,9 +2503,8 @@ class RequestBody {
   countHeld(bytes: number) {
     const exchange = this.#exchange;
     exchange.heldBytes = Math.max(exchange.heldBytes, bytes);
-    const { core, rules } = exchange;
-    const ownLimitBytes = rules.tokens.size > 1 ? HELD_LIMIT_BYTES / 2 : HELD_LIMIT_BYTES;
-    const allBytes = sumOf(core.running, 'heldBytes');
+    const ownLimitBytes = exchange.rules.tokens.size > 1 ? HELD_LIMIT_BYTES / 2 : HELD_LIMIT_BYTES;
+    const allBytes = sumOf(exchange.core.running, 'heldBytes');
     if (allBytes <= HELD_LIMIT_BYTES && sumOf(runningLike(exchange), 'heldBytes') <= ownLimitBytes) return;
     // Freed at once; otherwise other requests at this moment would also be refused.
     exchange.heldBytes = 0;
@@ -2524,7 +2526,7 @@ class RequestBody {
     const exchange = this.#exchange;
     const scan = this.#scan = new BodyScan(exchange.target?.route?.group === 'send' ? 'send' : 'all');
     // An unauthenticated client must not learn from a refusal which fields the gateway checks.
-    scan.defers = exchange.token === undefined;
+    scan.defers = !exchange.token;
     try {
       while (!this.#isComplete && exchange.bytesIn < HEAD_LIMIT_BYTES) {
         const chunk = await this.#next(HEAD_LIMIT_BYTES - exchange.bytesIn);
@@ -2557,7 +2559,10 @@ class RequestBody {
       if (!/^[ \t]*identity[ \t]*$/i.test(encoding)) throw new Problem('unsupported_encoding');
       if (req.headers.expect?.toLowerCase() === '100-continue' && req.httpVersion === '1.1') res.writeContinue();
     }
-    if (this.#owedBytes <= 0) [this.#leftMs, this.#owedBytes] = [stallTimeoutMs, PACE_BYTES];
+    if (this.#owedBytes <= 0) {
+      this.#leftMs = stallTimeoutMs;
+      this.#owedBytes = PACE_BYTES;
+    }
     const sinceMs = performance.now();
     const totalMs = token ? Infinity : exchange.beganMs + stallTimeoutMs - sinceMs;
     const timeoutMs = Math.max(1, Math.min(this.#leftMs, totalMs));
@@ -2593,14 +2598,10 @@ const SEND_FIELDS =
 
 /** secured-signal-api delays a send until its `send_at`. The gateway does not schedule. */
 const NEVER_LATER = 'asks for a later time, but nothing is scheduled here; remove the field to send at once';
-const NOT_IN_A_SEND = 'is not a field of a send; a send has "number", "recipients" and "base64_attachments"';
 const NAMED_UNENCODED = 'names a recipient, but is not encoded as a form: encode each value (curl --data-urlencode)';
 
 /** The plain names of the fields that may not be dropped, see `isNeverDropped`. */
 const NEVER_DROPPED = /^(?:number|recipients?|base64_attachments?|send_at)$/;
-
-/** The plain name of a body's credential. A credential, valid or not, must not get into the text of a message. */
-const CREDENTIAL_NAME = 'auth';
 
 /** A body that begins like this is meant as JSON, so if it is invalid, it is refused instead of sent as text. */
 const BEGINS_OBJECT = /^\s*\{/;
@@ -2659,12 +2660,14 @@ function makesSends({ defaults, message }: Token) {
  *   not be lost.
  */
 async function readSend(exchange: Exchange, body: RequestBody) {
-  const [token, target] = [exchange.token!, exchange.target!];
+  const token = exchange.token!;
+  const target = exchange.target!;
   exchange.target = { ...target, method: SEND_ROUTE.method, query: '' };
   for (const [name] of target.parameters) {
     if (name.startsWith('@')) throw badField(name, `is a parameter of secured-signal-api; ${MIGRATING}`);
-    const isLost = !target.isSendByGet && isNeverDropped(name);
-    if (isLost) throw badField(name, 'is in the query, which is ignored for a POST');
+    if (!target.isSendByGet && isNeverDropped(name)) {
+      throw badField(name, 'is in the query, which is ignored for a POST');
+    }
   }
   const payload = target.isSendByGet
     ? readForm(target.query, token)
@@ -2707,8 +2710,9 @@ function readJson(json: Buffer) {
     if (isNeverDropped(key)) throw badField(key, 'may be given only once');
   }
   const payload = JSON.parse(text) as JsonObject;
+  // A credential, valid or not, must not get into the text of a message.
   for (const key of Object.keys(payload)) {
-    if (plainName(key) === CREDENTIAL_NAME) delete payload[key];
+    if (plainName(key) === 'auth') delete payload[key];
   }
   return payload;
 }
@@ -2811,13 +2815,13 @@ function isHtmlForm({ message: template }: Token, text: string) {
  * @throws {Problem} as readJson, and bad_field for `send_at`, a second `number`, or JSON that names a recipient and
  *   would be lost.
  */
-function readFields(pairs: Iterable<Pair>, token: Token): JsonObject {
+function readFields(pairs: Iterable<Pair>, token: Token) {
   const fields: Record<string, string | string[]> = Object.create(null); // `__proto__` is an ordinary name here
   const payloads: JsonObject[] = [];
   for (const [name, value] of pairs) {
     // An empty field was not filled in. But empty `recipients` must not become the default ones.
     const plain = plainName(name);
-    if (plain === CREDENTIAL_NAME || (value === '' && !/^recipients/i.test(name))) continue;
+    if (plain === 'auth' || (value === '' && !/^recipients/i.test(name))) continue;
     if (plain === 'send_at') throw badField(name, NEVER_LATER);
     const earlier = fields[name];
     if (name === 'number' && earlier) throw badField(name, 'may be given only once');
@@ -2872,8 +2876,9 @@ function makeSend(token: Token, payload: JsonObject) {
   const lack = `The send would lack ${missing.join(' and ')}; the body's top-level keys are ${joinFirst(keys, ', ')}.`;
   const advice =
     'Set what the webhook lacks in the token\'s "defaults", or in its "message" template if that found nothing in these keys.';
-  const isEmpty = keys.length === 0;
-  const detail = isEmpty ? 'The body is empty; post the message as text, as a form, or as JSON.' : `${lack} ${advice}`;
+  const detail = keys.length > 0
+    ? `${lack} ${advice}`
+    : 'The body is empty; post the message as text, as a form, or as JSON.';
   throw withDetail('bad_field', detail, `no_${missing.join(',no_')}`);
 }
 
@@ -2894,7 +2899,10 @@ function sendFields({ defaults = {}, message: template }: Token, payload: JsonOb
       throw badField(key, 'must be text, not an object or a list');
     }
     if (SEND_FIELDS.includes(key)) fields[key] = key in LIST_KEYS ? [value].flat() : value;
-    else if (NEVER_DROPPED.test(plain)) throw badField(key, isSchedule ? NEVER_LATER : NOT_IN_A_SEND);
+    else if (isSchedule) throw badField(key, NEVER_LATER);
+    else if (NEVER_DROPPED.test(plain)) {
+      throw badField(key, 'is not a field of a send; a send has "number", "recipients" and "base64_attachments"');
+    }
   }
   // A number that is not a string means something else, such as the number of a pull request.
   if (typeof fields.number !== 'string' || fields.number === '') delete fields.number;
@@ -3552,7 +3560,7 @@ class BodyScan {
 
   /** A method, because V8 calls a private getter more slowly. */
   #isInAttachment() {
-    return this.#scope.key !== undefined && KEY_ROLES[this.#scope.key] === 'attachment';
+    return this.#scope.key && KEY_ROLES[this.#scope.key] === 'attachment';
   }
 
   #beginString(isKey: boolean) {
@@ -3624,7 +3632,7 @@ class BodyScan {
     const isPlain = /^[ -[\]-~]*$/.test(text);
     const value = isPlain ? text : JSON.parse(`"${Buffer.from(text, 'latin1').toString()}"`) as string;
     this.#text = undefined;
-    if (key === undefined) return this.#endKey(value);
+    if (!key) return this.#endKey(value);
     if (key === 'auth') this.auth = value;
     else this.#fields.push({ key, value });
     if (key === 'number') this.#hasNumber = true;
@@ -3651,12 +3659,12 @@ class BodyScan {
   /** Reads the rest of a number or a word; returns where it stopped. `#readValue` put the first byte into `#text`. */
   #readBare(i: number) {
     const end = findByte(this.#chunk, i, AFTER_BARE);
-    this.#text += this.#chunk.toString('latin1', i, Math.min(end, i + BARE_LIMIT_BYTES));
-    if (this.#text!.length > BARE_LIMIT_BYTES) this.#fail(i, 'a number is too long');
+    const text = this.#text += this.#chunk.toString('latin1', i, Math.min(end, i + BARE_LIMIT_BYTES));
+    if (text.length > BARE_LIMIT_BYTES) this.#fail(i, 'a number is too long');
     if (end === this.#chunk.length) return end;
-    if (this.#text!.startsWith('+')) this.#fail(i, 'no value begins with "+"; a phone number needs double quotes');
-    if (!BARE.test(this.#text!)) this.#fail(i, 'expected a value');
-    if (this.#scope.key !== undefined && this.#text !== 'null') this.#endText();
+    if (text.startsWith('+')) this.#fail(i, 'no value begins with "+"; a phone number needs double quotes');
+    if (!BARE.test(text)) this.#fail(i, 'expected a value');
+    if (this.#scope.key && text !== 'null') this.#endText();
     this.#endValue(end);
     return end;
   }
@@ -3689,9 +3697,15 @@ function wholeCharacters(bytes: Buffer) {
 function wrongType(key: BodyKey, inList: boolean, char: string) {
   const role = KEY_ROLES[key];
   if (role === 'schedule') return char === 'n' ? undefined : NEVER_LATER;
-  let [first, type] = ['"', 'a string in double quotes'];
-  if (role === 'object') [first, type] = ['{', 'an object'];
-  else if (key in LIST_KEYS) [first, type] = ['[', 'a list of strings in double quotes'];
+  let first = '"';
+  let type = 'a string in double quotes';
+  if (role === 'object') {
+    first = '{';
+    type = 'an object';
+  } else if (key in LIST_KEYS) {
+    first = '[';
+    type = 'a list of strings in double quotes';
+  }
   // The votes of a poll are numbers. A number begins with a digit or "-", which come before ":" in ASCII. The other
   // bytes before ":" begin no value, and #readBare refuses them. Clients send `"base64_attachments": null` for none.
   const isRight = inList ? char === '"' || (role === 'argument' && char < ':') : char === first || char === 'n';
@@ -3724,11 +3738,10 @@ function findByte(chunk: Buffer, i: number, table: Uint8Array): number {
 /** End-to-end fields of the client that the backend does not get. */
 const NOT_TO_BACKEND = new Set([
   ...placesOf('header '),
-  // The gateway has obeyed `expect`, sets the length itself, and gives the others in its X-Forwarded-For.
-  ...'expect forwarded x-real-ip content-length'.split(' '),
-  // Browsers and proxies copy the URL, which may contain a token, into the first four. Cookies belong to other
-  // programs.
-  ...'referer x-rewrite-url x-envoy-original-path x-replaced-path cookie'.split(' '),
+  // The gateway has obeyed `expect`, sets the length itself, and gives the next two in its X-Forwarded-For. Browsers
+  // and proxies copy the URL, which may contain a token, into the next four. Cookies belong to other programs.
+  ...('expect content-length forwarded x-real-ip ' +
+    'referer x-rewrite-url x-envoy-original-path x-replaced-path cookie').split(' '),
 ]);
 
 /**
@@ -3742,8 +3755,7 @@ async function relay(exchange: Exchange, content: Content, isUpgrade: boolean) {
   const takeSocket = isUpgrade && listenEarly(exchange.req.socket);
   let incoming: IncomingMessage | undefined;
   try {
-    const request = requestFor(exchange, content, isUpgrade);
-    const outgoing = await connectInTurn(exchange, request, isLarge(content));
+    const outgoing = await connectInTurn(exchange, requestFor(exchange, content, isUpgrade), isLarge(content));
     incoming = await transmit(exchange, outgoing, content, isUpgrade);
     slots.release(exchange);
     const length = checkResponseHead(incoming, isUpgrade);
@@ -3774,19 +3786,15 @@ class EarlyResponse extends Error {}
 
 /** The options of node:http for the request to the backend. Each attempt to connect uses the same ones. */
 function requestFor(exchange: Exchange, content: Content, isUpgrade: boolean) {
-  const backend = exchange.rules['backend.url'];
-  const { method } = exchange.target!;
+  const { options, prefix } = exchange.rules['backend.url'];
+  const { method, segments, query } = exchange.target!;
   const headers = [...outboundHeaders(exchange), ...lengthHeaders(method, content)];
   if (isUpgrade) headers.push('connection', 'Upgrade', 'upgrade', 'websocket');
-  return { ...backend.options, method, path: backendPath(backend.prefix, exchange.target!), headers };
-}
-
-/** Builds the path for the backend from the checked segments. The path as the client wrote it is not used. */
-function backendPath(prefix: string, target: Target) {
-  // encodeURI does not encode the characters that RFC 3986 3.3 allows in a segment: "+49…" stays as clients write it.
-  // Nor does it encode `/`, `?` and `#`, which would end the segment.
-  const path = target.segments.map((segment) => encodeURI(segment).replace(/[/?#]/g, encodeURIComponent)).join('/');
-  return `${prefix}/${path}${target.query && '?'}${target.query}`;
+  // The path is built from the checked segments; the path as the client wrote it is not used. encodeURI does not encode
+  // the characters that RFC 3986 3.3 allows in a segment: "+49…" stays as clients write it. Nor does it encode `/`, `?`
+  // and `#`, which would end the segment.
+  const path = segments.map((segment) => encodeURI(segment).replace(/[/?#]/g, encodeURIComponent)).join('/');
+  return { ...options, method, path: `${prefix}/${path}${query && '?'}${query}`, headers };
 }
 
 /**
@@ -3928,9 +3936,9 @@ async function transmit(exchange: Exchange, outgoing: http.ClientRequest, conten
  * @throws {Problem} busy if the backend would hold too many unfinished bytes of one token, and as `waitUntil`.
  */
 async function writeUpload(exchange: Exchange, outgoing: http.ClientRequest, upload: RequestBody) {
-  const { rules, upstream } = exchange;
+  const { rules } = exchange;
   const beforeEnd = async () => {
-    await upstream.slots.acquire(exchange);
+    await exchange.upstream.slots.acquire(exchange);
     exchange.stage = 'sent';
   };
   for await (const chunk of upload.chunks(beforeEnd)) {
@@ -3946,7 +3954,7 @@ async function writeUpload(exchange: Exchange, outgoing: http.ClientRequest, upl
 
 /** The headers for the body's length (RFC 9112 6.3). node:http adds them only to headers that are an object. */
 function lengthHeaders(method: string, content: Content) {
-  if (content === undefined) return method === 'GET' || method === 'DELETE' ? [] : ['content-length', '0'];
+  if (!content) return method === 'GET' || method === 'DELETE' ? [] : ['content-length', '0'];
   return content.length === undefined ? ['transfer-encoding', 'chunked'] : ['content-length', String(content.length)];
 }
 
@@ -3960,13 +3968,12 @@ function lengthHeaders(method: string, content: Content) {
 function checkResponseHead({ statusCode: status = 0, headers }: IncomingMessage, isUpgrade: boolean) {
   const { 'content-length': length, 'content-encoding': encoding = 'identity', upgrade } = headers;
   const isBodiless = status === 204 || status === 205;
-  const hasBadLength = length !== undefined &&
-    (headers['transfer-encoding'] !== undefined || !/^[0-9]+$/.test(length) || (isBodiless && length !== '0'));
   const faults = {
     unasked_upgrade: status < 200 && !(isUpgrade && upgrade?.toLowerCase() === 'websocket'),
     redirect: status >= 300 && status < 400 && status !== 304,
     compressed: encoding.toLowerCase() !== 'identity', // none was asked for
-    bad_length: hasBadLength,
+    bad_length: length !== undefined &&
+      (headers['transfer-encoding'] !== undefined || !/^[0-9]+$/.test(length) || (isBodiless && length !== '0')),
   };
   for (const [reason, isFault] of Object.entries(faults)) if (isFault) throw new Problem('bad_backend_answer', reason);
   return isBodiless || status === 304 ? 0 : Number(length ?? Infinity);
@@ -3977,12 +3984,11 @@ function checkResponseHead({ statusCode: status = 0, headers }: IncomingMessage,
  * @param length Infinity if it is not known.
  */
 async function relayBody(exchange: Exchange, incoming: IncomingMessage, length: number) {
-  const { res, core, rules } = exchange;
   while (exchange.bytesOut < length) {
     const chunk = await readChunk(
       exchange,
       incoming,
-      rules['backend.timeout'],
+      exchange.rules['backend.timeout'],
       'backend_timeout',
       'bad_backend_answer',
     );
@@ -3991,7 +3997,7 @@ async function relayBody(exchange: Exchange, incoming: IncomingMessage, length: 
     collectSoon(chunk);
     // The last chunk is written with the end, so that no response looks complete too early.
     if (exchange.bytesOut === length) exchange.lastPart = chunk;
-    else await writeChunk(exchange, res, chunk, core.stallTimeoutMs, 'client_left');
+    else await writeChunk(exchange, exchange.res, chunk, exchange.core.stallTimeoutMs, 'client_left');
   }
 }
 
@@ -4106,7 +4112,7 @@ class Gate {
   #isProbing = false;
 
   get isShut() {
-    return this.#failure !== undefined;
+    return Boolean(this.#failure);
   }
 
   /** Whether a request waits until the gate opens. */
@@ -4219,13 +4225,12 @@ class Slots {
 
   /** Waits until the request has a slot, if it needs one. @throws {Problem} busy, and what else ended the exchange. */
   async acquire(exchange: Exchange) {
-    const { core } = exchange;
-    if (exchange.slot || !needsSlot(exchange) || core.rules['backend.parallel'] === Infinity) return;
+    if (exchange.slot || !needsSlot(exchange) || exchange.core.rules['backend.parallel'] === Infinity) return;
     const { name } = exchange.token!;
     const queue = this.#queues.get(name) ?? [];
     queue.splice(queue.findLastIndex(({ readyMs }) => readyMs <= exchange.readyMs) + 1, 0, exchange);
     this.#setQueue(name, queue);
-    this.serve(core);
+    this.serve(exchange.core);
     if (exchange.slot) return;
     try {
       exchange.slotWaitMs -= await exchange.standBy(() => exchange.slot !== undefined, exchange.slotWaitMs, 'busy');
@@ -4283,7 +4288,9 @@ class Slots {
         this.#slots.filter(isOwn).length >= 2 * parallel - 1;
       if (isFull && tokens.size > 1) continue;
       const latest = this.#latest.get(token) ?? 0;
-      if (latest < oldest) [next, oldest] = [token, latest];
+      if (latest >= oldest) continue;
+      next = token;
+      oldest = latest;
     }
     return next;
   }
@@ -4304,7 +4311,7 @@ function runningLike({ core, token }: Exchange) {
 
 /** Adds up what some requests hold. */
 function sumOf(exchanges: Exchange[], kind: 'heldBytes' | 'uploadBytes') {
-  return exchanges.reduce((sum, { [kind]: bytes }) => sum + bytes, 0);
+  return exchanges.reduce((sum, exchange) => sum + exchange[kind], 0);
 }
 
 // #endregion
@@ -4468,9 +4475,6 @@ async function readChunk(
 function problemResponse(problem: Problem, requestId: string, req?: IncomingMessage) {
   const { message, code, status, details: { allow, retryAfterMs } } = problem;
   const body = `${JSON.stringify({ error: message, code, requestId })}\n`;
-  // Some clients (wget, Jetty) send a credential only after a challenge. A browser is not offered Basic: it would ask
-  // for a password, remember it, and add it to the requests of any page.
-  const challenges = req && isFromBrowser(req) ? ['Bearer'] : ['Basic realm="signal"', 'Bearer'];
   const headers: OutgoingHttpHeaders = {
     'Content-Type': 'application/json',
     'Content-Length': Buffer.byteLength(body),
@@ -4478,7 +4482,11 @@ function problemResponse(problem: Problem, requestId: string, req?: IncomingMess
     'Cache-Control': 'no-store',
     'X-Request-Id': requestId,
   };
-  if (status === 401) headers['WWW-Authenticate'] = challenges;
+  // Some clients (wget, Jetty) send a credential only after a challenge. A browser is not offered Basic: it would ask
+  // for a password, remember it, and add it to the requests of any page.
+  if (status === 401) {
+    headers['WWW-Authenticate'] = req && isFromBrowser(req) ? ['Bearer'] : ['Basic realm="signal"', 'Bearer'];
+  }
   if (allow) headers['Allow'] = allow.join(', ');
   if (retryAfterMs) headers['Retry-After'] = Math.ceil(retryAfterMs / 1000);
   return { headers, body };
@@ -4517,8 +4525,7 @@ const MEDIA_TYPE = /^(audio|video|image)\/(?!svg|[\w.+-]*xml)[\w.+-]+ *(?:;[^,]*
  */
 function headersForClient(exchange: Exchange, incoming: IncomingMessage) {
   const { req: { method }, target, isMadeSend } = exchange;
-  const status = incoming.statusCode!;
-  const { rawHeaders } = incoming;
+  const { statusCode: status = 0, rawHeaders } = incoming;
   const own = ownHeaders(exchange);
   if (method === 'GET' && target!.segments[0] !== 'swagger') {
     own['X-Content-Type-Options'] = 'nosniff';
@@ -4527,8 +4534,9 @@ function headersForClient(exchange: Exchange, incoming: IncomingMessage) {
     let type = headerValues(rawHeaders, 'content-type').at(-1) ?? ''; // the last of several counts
     if (/mpegurl/i.test(type)) own['Content-Type'] = type = 'text/plain';
     const [, kind = ''] = MEDIA_TYPE.exec(type.toLowerCase()) ?? [];
-    const isPlayed = kind === 'audio' || kind === 'video';
-    if (!isPlayed) own['Content-Security-Policy'] = "default-src 'none'; style-src 'unsafe-inline'; sandbox";
+    if (kind !== 'audio' && kind !== 'video') {
+      own['Content-Security-Policy'] = "default-src 'none'; style-src 'unsafe-inline'; sandbox";
+    }
     // Only a file that is there: on a 404 this header would reveal to another site which attachments exist.
     const isFile = status >= 200 && status < 300 && isStrangersFile(target!);
     if (kind === '' && isFile) own['Content-Disposition'] = 'attachment';
@@ -4587,7 +4595,7 @@ function isFromBrowser({ method, headers }: IncomingMessage) {
  * @param fields name and value in turn. None contains a line feed, because they are the gateway's own, or node:http
  *   parsed them.
  */
-function responseHead(status: number, fields: readonly string[]) {
+function responseHead(status: number, fields: readonly unknown[]) {
   let head = `HTTP/1.1 ${status} ${http.STATUS_CODES[status]}\r\n`;
   for (let i = 0; i < fields.length; i += 2) head += `${fields[i]}: ${fields[i + 1]}\r\n`;
   return Buffer.from(`${head}\r\n`, 'latin1');
@@ -4671,8 +4679,7 @@ type AddressList = ReturnType<typeof readAddresses>;
 function clientAddress(req: IncomingMessage, trusted?: AddressList) {
   let address = normalizeAddress(req.socket.remoteAddress);
   if (!trusted) return address;
-  const hops = String(req.headers['x-forwarded-for'] ?? '').split(',');
-  for (const hop of hops.reverse()) {
+  for (const hop of String(req.headers['x-forwarded-for'] ?? '').split(',').reverse()) {
     const claimed = normalizeAddress(hop.trim().replace(/^\[(.*)\](?::\d+)?$|^([\d.]+):\d+$/, '$1$2'));
     // If a trusted proxy names no address, its own address counts.
     if (!addressAllowed(trusted, address) || !isIP(claimed)) break;
@@ -4777,8 +4784,8 @@ function joinFirst(words: readonly string[], separator: string) {
 
 /** Logs a warning, at most once a minute. For warnings that an unauthenticated client can trigger. */
 function warnRarely(core: Core, message: string, fields?: object) {
-  const waitMs = core.rateLimiter.take(`warning: ${message}`, WARNING_RATE, core.now());
-  if (waitMs === 0) core.log('warn', message, fields);
+  if (core.rateLimiter.take(`warning: ${message}`, WARNING_RATE, core.now()) > 0) return;
+  core.log('warn', message, fields);
 }
 
 // UNTIL Deno's process.stdout neither stalls where nobody reads it nor throws on a full disk, as in Deno 2.9: the
@@ -4788,7 +4795,7 @@ let written = Promise.resolve();
 
 /** Writes to standard output without waiting. `done` is called when the text was written, or cannot be. */
 function writeOut(text: string, done: () => void = () => {}) {
-  if (deno === undefined) return void process.stdout.write(text, done);
+  if (!deno) return void process.stdout.write(text, done);
   let rest = Buffer.from(text);
   written = written.then(async () => {
     while (rest.length > 0) rest = rest.subarray(await deno.stdout.write(rest));
@@ -4909,8 +4916,9 @@ function parseFile(text: string): unknown {
  */
 function hintForSyntax(text: string, at: number) {
   // A key without quotes, or the line that begins a document.
-  const isYaml = /^\s*(?:#.*\n\s*)*(?:---|[\w.-]+:(?:\s|$))/.test(text);
-  if (isYaml) return `; YAML is not read, write JSON${FOREIGN_KEY.test(text) ? ` (${MIGRATING})` : ''}`;
+  if (/^\s*(?:#.*\n\s*)*(?:---|[\w.-]+:(?:\s|$))/.test(text)) {
+    return `; YAML is not read, write JSON${FOREIGN_KEY.test(text) ? ` (${MIGRATING})` : ''}`;
+  }
   const isComment = /^.?(?:#|\/[/*])/s.test(text.slice(Math.max(0, at - 1)));
   return isComment ? '; JSON has no comments' : '';
 }
@@ -5010,8 +5018,11 @@ function readSettings(sources: Sources) {
     });
   }
   if (settings['backend.url']?.isEndpoint) {
-    const { at } = given.get('backend.url')!;
-    warnings.push(`${at} has the path of an endpoint; give only the part before it, such as ${EXAMPLE_URL}`);
+    warnings.push(
+      `${
+        given.get('backend.url')!.at
+      } has the path of an endpoint; give only the part before it, such as ${EXAMPLE_URL}`,
+    );
   }
   if (isAllRead && !given.has('tokens') && settings.listen?.isLocal === false && !settings['auth.anonymous']) {
     const where = 'name a file (--config, GATEWAY_CONFIG), or set API_TOKENS (the command "token" makes one)';
@@ -5068,8 +5079,7 @@ function attempt<T>(run: () => T, explain: (error: NodeJS.ErrnoException) => str
 /** Shows a value in a message, or `instead` if the value is long enough to be a secret. */
 function showValue(value: unknown, instead: string) {
   const text = JSON.stringify(value) ?? '';
-  const { length } = typeof value === 'string' ? value : text;
-  return length < SECRET_MIN_LENGTH ? text : instead;
+  return (typeof value === 'string' ? value : text).length < SECRET_MIN_LENGTH ? text : instead;
 }
 
 /** The place of an object's member: its key, or its position if the key may be a secret. */
@@ -5296,9 +5306,11 @@ function readDefaults(value: unknown) {
   ensure(isObject(value), 'must be an object with number, recipients, text_mode');
   // So that no send is larger than what may be held.
   ensure(JSON.stringify(value).length <= PAYLOAD_LIMIT_BYTES, `is larger than ${showSize(PAYLOAD_LIMIT_BYTES)}`);
-  const recipients = (list: unknown) => [...listOf(readerOfRecipients(false))(list)];
-  const text_mode = wordOf(['normal', 'styled']);
-  return readMembers({ number: readNumber, recipients, text_mode }, value);
+  return readMembers({
+    number: readNumber,
+    recipients: (list: unknown) => [...listOf(readerOfRecipients(false))(list)],
+    text_mode: wordOf(['normal', 'styled']),
+  }, value);
 }
 
 /** Why a connection or a request to the backend failed, for the log, without an address or a path. */
@@ -5583,8 +5595,10 @@ function readSecret(secret: unknown, isBare = false) {
     !(isBare && QUOTING.test(secret)),
     'starts or ends with a quote, a bracket or a brace, or contains ";", which would be part of the secret',
   );
-  const isPasted = /sha256:|^(?=.*\s).*\b[0-9a-f]{64}\b/i.test(secret);
-  ensure(!isPasted, 'contains a digest and more; write "sha256:" and its 64 digits, and nothing else');
+  ensure(
+    !/sha256:|^(?=.*\s).*\b[0-9a-f]{64}\b/i.test(secret),
+    'contains a digest and more; write "sha256:" and its 64 digits, and nothing else',
+  );
   ensure(
     secret.length >= SECRET_MIN_LENGTH,
     'the secret is shorter than 16 characters; "gateway.ts token" makes a good one',
@@ -5606,10 +5620,6 @@ function digestOf(secret: string) {
 // #region DEMO
 // Uses only the public interface, and so is an example of embedding.
 
-function print(text: string) {
-  writeOut(`${text}\n`);
-}
-
 /**
  * Starts a stand-in backend. It answers each POST as a send and each GET as a query, and prints the request, a message
  * on its own line.
@@ -5621,7 +5631,7 @@ function startDemoBackend() {
     const send = await new Response(body).json().catch(() => undefined);
     const lines = isObject(send) && send.message ? ['', `>>> ${send.message}`, ''] : [];
     lines.push(`backend got   ${req.method} ${req.url} ${body}`);
-    for (const line of lines) print(line.replace(/\p{Cc}/gu, ' ').slice(0, 500));
+    for (const line of lines) writeOut(`${line.replace(/\p{Cc}/gu, ' ').slice(0, 500)}\n`);
     const [status, json] = req.method === 'POST'
       ? [201, `{"timestamp":"${Date.now()}"}`]
       : [200, '{"versions":["v1","v2"],"build":2,"mode":"json-rpc","version":"unset"}'];
@@ -5645,7 +5655,7 @@ async function runDemo(listen: string, level?: string) {
     listen,
     auth: { methods: FORM_WORDS },
     tokens: { demo: { secret, defaults: { number, recipients: [recipient] } } },
-  }, { log: (line) => level !== 'debug' && /\bstatus["=]/.test(line) || print(line) });
+  }, { log: (line) => level !== 'debug' && /\bstatus["=]/.test(line) || writeOut(`${line}\n`) });
   stopOnSignal(gateway.server, gateway.close);
   const url = await gateway.listen();
   const addresses = `"number":"${number}","recipients":["${recipient}"]`;
@@ -5833,12 +5843,11 @@ function hashSecret(line: string) {
 
 /** The output of `--check` for a good configuration. */
 function printCheck(settings: Settings) {
+  const { listen } = settings;
   const rules = makeRules(settings);
   return [
     `The configuration is valid. It was read from: ${settings.readFrom.join(', ') || 'nothing, only defaults apply'}.`,
-    `listen port ${settings.listen.port}, ${
-      settings.listen.isLocal ? 'for this machine only' : 'for other machines too'
-    }`,
+    `listen port ${listen.port}, ${listen.isLocal ? 'for this machine only' : 'for other machines too'}`,
     `backend ${settings['backend.url'].name}`,
     `tokens ${rules.tokens.size}`,
     ...warningsOf(rules, settings, Date.now()).map((warning) => `warning: ${warning}`),
@@ -5881,11 +5890,10 @@ function canMatch(token: Token, pattern: string) {
   return ROUTES.some((route) => {
     const segments = [...parts, ...route.parts.slice(parts.length)].map((part, i) => {
       const ofRoute = route.parts[i] ?? '*';
-      return [part, ofRoute].find(isLiteral) ?? SAMPLES[part] ?? SAMPLES[ofRoute] ?? 'x';
+      return encodeURIComponent([part, ofRoute].find(isLiteral) ?? SAMPLES[part] ?? SAMPLES[ofRoute] ?? 'x');
     });
     try {
-      const path = segments.map(encodeURIComponent).join('/');
-      const target = parseTarget(method === '*' ? route.method : method, `/${path}`);
+      const target = parseTarget(method === '*' ? route.method : method, `/${segments.join('/')}`);
       return Boolean(target.route && findGrant(alone, target));
     } catch { // the pattern spells what no target may have
       return false;
