@@ -4112,7 +4112,7 @@ class Gate {
   #isProbing = false;
 
   get isShut() {
-    return Boolean(this.#failure);
+    return this.#failure !== undefined;
   }
 
   /** Whether a request waits until the gate opens. */
@@ -4174,7 +4174,11 @@ class Gate {
       if (!this.#isNeeded(core)) break;
       try {
         (await connect(this, request, Math.min(core.connectTimeoutMs, rules['backend.timeout']))).destroy();
-        this.#open(core, rules);
+        const failure = this.#failure;
+        this.#failure = undefined;
+        this.openings++;
+        for (const exchange of this.#waiting.sort((a, b) => a.readyMs - b.readyMs)) exchange.wake();
+        this.#log(core, rules, 'the backend is reachable again', failure); // last, because it may throw
       } catch (error) {
         if (error instanceof Problem) this.#failure = error;
       }
@@ -4182,21 +4186,11 @@ class Gate {
     this.#isProbing = false;
   }
 
-  #open(core: Core, rules: Rules) {
-    try {
-      this.#log(core, rules, 'the backend is reachable again');
-    } finally { // the log of an embedding program may throw
-      this.#failure = undefined;
-      this.openings++;
-      for (const exchange of this.#waiting.sort((a, b) => a.readyMs - b.readyMs)) exchange.wake();
-    }
-  }
-
-  #log(core: Core, rules: Rules, message: string) {
+  #log(core: Core, rules: Rules, message: string, failure = this.#failure) {
     const isWaiting = ({ upstream, gateWaitMs, uploadBytes, stage }: Exchange) =>
       upstream.gate === this && gateWaitMs > 0 && uploadBytes === 0 && (stage === 'waiting' || stage === 'sending');
     const waiting = core.running.filter(isWaiting).length;
-    core.log('warn', message, { backend: rules['backend.url'].url.origin, reason: this.#failure?.reason, waiting });
+    core.log('warn', message, { backend: rules['backend.url'].url.origin, reason: failure?.reason, waiting });
   }
 }
 
