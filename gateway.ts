@@ -298,9 +298,6 @@ type Setting = readonly [env: string, Reader<unknown>, help: string, fallback?: 
 // Readers of text. The others, and the functions used here, are in the section READERS.
 const readMethods = listOf(wordOf(FORM_WORDS));
 const readRate = scalarOf('a rate such as 30/1m', parseRate);
-const readOrigins = listOf(
-  textThat(isOrigin, 'an origin as browsers send it: https://dash.example:8443, no path, no default port'),
-);
 /** The phone number of an account or a person, in the backend's format. */
 const readNumber = textThat((text) => NUMBER.test(text), '"+" and 5 to 15 digits');
 
@@ -332,12 +329,25 @@ const SETTINGS = {
   'tls.cert': ['TLS_CERT', readFile, 'a PEM file with a certificate and its chain, for https'],
   'tls.key': ['TLS_KEY', readFile, 'a PEM file with the private key of tls.cert'],
   'auth.methods': ['AUTH_METHODS', readMethods, 'of bearer, basic, query, path, body', 'bearer,basic,body'],
-  'auth.anonymous': ['AUTH_ANONYMOUS', readBoolean, 'true accepts all requests if there is no token', 'false'],
+  'auth.anonymous': [
+    'AUTH_ANONYMOUS',
+    (value: unknown) => wordOf(['true', 'false'])(value) === 'true',
+    'true accepts all requests if there is no token',
+    'false',
+  ],
   'tokens': ['API_TOKENS', readTokens, 'SECRET or name=SECRET, …; in the file an object, name to settings'],
   'allow': ['ALLOW', readAllow, 'of send, info, receive, messaging, setup, metrics, "GET /v1/groups/*"', 'send,info'],
   'rate': ['RATE', readRate, 'requests per time for each token, such as 30/1m'],
   'clients': ['ALLOW_CLIENTS', readAddresses, 'addresses and CIDR ranges that may connect; any if absent'],
-  'cors': ['CORS_ORIGINS', readOrigins, 'origins whose pages may use the gateway and read its responses'],
+  'cors': [
+    'CORS_ORIGINS',
+    // Origins are compared as written, so one that no browser would send is refused.
+    listOf(textThat(
+      (text) => /^https?:[^*]+$/.test(text) && URL.canParse(text) && new URL(text).origin === text,
+      'an origin as browsers send it: https://dash.example:8443, no path, no default port',
+    )),
+    'origins whose pages may use the gateway and read its responses',
+  ],
   'trustedProxies': ['TRUSTED_PROXIES', readAddresses, 'proxies whose X-Forwarded-For is trusted'],
   'limits.body': [
     'MAX_BODY',
@@ -358,7 +368,7 @@ const TOKEN_READERS = {
   rate: readRate,
   clients: readAddresses,
   secret: readSecret,
-  secretFile: readSecretFile,
+  secretFile: (path: unknown) => readSecret(readFile(path).trim(), true), // editors end a file with a line feed
   senders: listOrAll(readNumber),
   recipients: listOrAll(readerOfRecipients(true)),
   expires: scalarOf(
@@ -5219,10 +5229,6 @@ function isObject(value: unknown): value is JsonObject {
   return typeof value === 'object' && value !== null && !Array.isArray(value);
 }
 
-function readBoolean(value: unknown) {
-  return wordOf(['true', 'false'])(value) === 'true';
-}
-
 /** Makes a reader of whole numbers of at most nine digits, without sign or leading zeros. */
 function countFrom(least: number) {
   return scalarOf(`a whole number of at least ${least}`, (text) => {
@@ -5355,11 +5361,6 @@ function readBackend(value: unknown) {
     options: { protocol, hostname, port, agent },
     authorization: auth && `Basic ${Buffer.from(auth).toString('base64')}`,
   } as const;
-}
-
-/** Whether a text is an origin. Origins are compared as written, so one that no browser would send is refused. */
-function isOrigin(text: string) {
-  return /^https?:[^*]+$/.test(text) && URL.canParse(text) && new URL(text).origin === text;
 }
 
 /**
@@ -5557,11 +5558,6 @@ function readTokenObject(value: unknown, mistakes: Mistakes) {
     const settings = mistakes.collect(at, () => readMembers(TOKEN_READERS, others));
     return { ...settings, ...read, name };
   });
-}
-
-/** Reads a secret from its own file. White space around it is dropped, because editors end a file with a line feed. */
-function readSecretFile(path: unknown) {
-  return readSecret(readFile(path).trim(), true);
 }
 
 /** Quotes, brackets and separators of other formats. After a quoting mistake they would become part of the secret. */
