@@ -48,7 +48,7 @@ import https from 'node:https';
 import { type AddressInfo, BlockList, isIP, Socket } from 'node:net';
 import { isAbsolute, resolve } from 'node:path';
 import { text as readAll } from 'node:stream/consumers';
-import { createSecureContext, type TLSSocket } from 'node:tls';
+import { createSecureContext } from 'node:tls';
 import { fileURLToPath, urlToHttpOptions } from 'node:url';
 import { isDeepStrictEqual, parseArgs } from 'node:util';
 
@@ -1032,8 +1032,8 @@ function attachListeners(core: Core) {
   // are still queued. So no idle connection is closed while an ended response is unsent.
   const closeIdle = server.closeIdleConnections.bind(server);
   server.closeIdleConnections = () => {
-    const isOut = ({ due }: Connection) => !due.some((res) => res.writableEnded);
-    if ([...core.connections.values()].every(isOut)) closeIdle();
+    const isUnsent = [...core.connections.values()].some(({ due }) => due.some((res) => res.writableEnded));
+    if (!isUnsent) closeIdle();
   };
 }
 
@@ -1262,8 +1262,8 @@ function respondUnparsed(core: Core, error: NodeJS.ErrnoException & { rawPacket?
   socket.removeAllListeners('data').removeAllListeners('end').once('end', destroyThis).resume();
   if (!socket.writable && reason.startsWith('HPE_')) return; // closed, or an earlier error has its response
   const fields = { client: normalizeAddress(transportSocket(socket).remoteAddress), code, reason };
-  const isTls = rawPacket?.[0] === 0x16; // a handshake: RFC 8446 5.1
-  const said = isTls ? 'a client sent https to this plain http port' : warning;
+  // A TLS handshake begins with 16 hexadecimal (RFC 8446 5.1).
+  const said = rawPacket?.[0] === 0x16 ? 'a client sent https to this plain http port' : warning;
   if (said) warnRarely(core, said, fields);
   else core.log('debug', 'client error', fields);
   const wasKept = !connection.closing;
@@ -1363,11 +1363,10 @@ function warningsOf(rules: Rules, { listen }: AtStart, nowMs: number) {
 /** Warns if the gateway's own certificate is not valid or expires soon. */
 function certificateWarnings({ certificate }: Rules, nowMs: number) {
   if (!certificate) return [];
-  const { validFrom, validTo } = certificate;
-  const endMs = Date.parse(validTo);
-  if (nowMs >= Date.parse(validFrom) && nowMs <= endMs - RENEWAL_MS) return [];
+  const endMs = Date.parse(certificate.validTo);
+  if (nowMs >= Date.parse(certificate.validFrom) && nowMs <= endMs - RENEWAL_MS) return [];
   const state = nowMs > endMs ? 'has expired' : 'expires soon, or is not valid yet';
-  return [`the certificate in tls.cert ${state}: ${validFrom} to ${validTo}`];
+  return [`the certificate in tls.cert ${state}: ${certificate.validFrom} to ${certificate.validTo}`];
 }
 
 /** Logs the rules that are now in force, as a warning if there is anything to warn about. */
@@ -1424,7 +1423,10 @@ async function closeGateway(core: Core) {
     if (!speaker?.bytesRead && !('Bun' in globalThis)) socket.destroy();
   }
   const { shutdown } = core.rules;
-  const timers = [setTimeout(endRunning, shutdown - Math.min(shutdown / 2, LAST_WORDS_MS), core)];
+  // The status tells the client whether the backend may have the request.
+  const endRunning = () =>
+    running.forEach((each) => each.end(new Problem(each.stage === 'sent' ? 'backend_timeout' : 'shutting_down')));
+  const timers = [setTimeout(endRunning, shutdown - Math.min(shutdown / 2, LAST_WORDS_MS))];
   // UNTIL Bun shows a connection before its handshake: Bun 1.4 hides it, so it cannot be closed here, but `closed`
   // waits for it (test "closing keeps to its deadline").
   await Promise.race([closed, new Promise((resolve) => timers.push(setTimeout(resolve, shutdown)))]);
@@ -1434,11 +1436,6 @@ async function closeGateway(core: Core) {
   for (const exchange of running) exchange.end(new Problem('client_left'));
   for (let turn = 0; running.length > 0 && turn < 100; turn++) await new Promise(setImmediate);
   core.log('info', 'stopped');
-}
-
-/** Ends the running requests. The status tells the client whether the backend may have the request. */
-function endRunning(core: Core) {
-  for (const each of core.running) each.end(new Problem(each.stage === 'sent' ? 'backend_timeout' : 'shutting_down'));
 }
 
 // #endregion
@@ -1549,7 +1546,7 @@ class Exchange {
     this.res.shouldKeepAlive = this.connection.decideKeepAlive(this);
     this.status = status;
     this.lastPart = body;
-    if (body !== undefined && this.req.method !== 'HEAD') this.bytesOut = Buffer.byteLength(body);
+    if (body && this.req.method !== 'HEAD') this.bytesOut = Buffer.byteLength(body);
     // Never undefined: after a text that writeHead refused, the text of the next call would be the same.
     this.res.writeHead(status, statusText ?? http.STATUS_CODES[status], headers);
     // writeHead undoes this if the client still expects "100 Continue".
@@ -1615,10 +1612,10 @@ class Exchange {
    * Waits before the request's last byte has reached the backend. A shutdown ends this wait at once. The caller sets
    * the next stage. @param wait @returns and @throws as waitUntil.
    */
-  async standBy(...wait: Parameters<Exchange['waitUntil']>) {
+  standBy(...wait: Parameters<Exchange['waitUntil']>) {
     if (this.core.draining) this.end(new Problem('shutting_down'));
     this.stage = 'waiting';
-    return await this.waitUntil(...wait);
+    return this.waitUntil(...wait);
   }
 }
 
@@ -1708,16 +1705,15 @@ function begin(exchange: Exchange) {
  * @throws {Problem} busy if the token already has that many.
  */
 function claimConnection({ core: { connections, atStart }, rules, connection, token }: Exchange) {
-  const { name } = token!;
   const limit = Math.max(1, atStart['limits.connections'] / 2);
   // With fewer connections than the limit, no token can exceed it.
   if (rules.tokens.size > 1 && connections.size > limit) {
     let count = 1;
     for (const other of connections.values()) {
-      if (other.token === name && ++count > limit) throw new Problem('busy', 'half_of_connections');
+      if (other.token === token!.name && ++count > limit) throw new Problem('busy', 'half_of_connections');
     }
   }
-  connection.token = name;
+  connection.token = token!.name;
 }
 
 /** The transport socket of a connection. On Node and Deno the TLS socket wraps it. */
@@ -1755,7 +1751,7 @@ async function refuse(exchange: Exchange, thrown: unknown) {
   if (problem.code === 'bad_request') exchange.connection.beginClosing(problem.code);
   if (res.headersSent) return void req.socket.destroy();
   const { headers, body } = problemResponse(problem, requestId, req);
-  exchange.respond(problem.status, Object.assign(headers, ownHeaders(exchange)), body);
+  exchange.respond(problem.status, { ...headers, ...ownHeaders(exchange) }, body);
 }
 
 /**
@@ -1879,7 +1875,7 @@ function parseTarget(method: string, raw: string) {
   const segments = path.split('/').filter(Boolean).map((segment) => decodePart(segment));
   const authSegment = onlyOne(segments.filter((segment) => segment.startsWith('@auth=')));
   // `shift` removes the `@auth` segment, which is accepted only in first place.
-  if (authSegment !== undefined && segments.shift() !== authSegment) {
+  if (authSegment && segments.shift() !== authSegment) {
     throw badTarget('the "@auth=" segment must come first');
   }
   const isSendByGet = method === 'GET' && partsMatch(SEND_ROUTE.parts, segments);
@@ -2001,7 +1997,7 @@ type Token = TokenSettings & Pick<TokenFields, 'methods' | 'allow' | 'expires'>;
 function findCredential({ rawHeaders }: IncomingMessage, { pathSecret, querySecret }: Target) {
   // An empty header counts as absent, because n8n's credential test sends one if it has no token.
   const header = onlyOne(headerValues(rawHeaders, 'authorization').filter((value) => /[^ \t]/.test(value)));
-  if (header !== undefined) return parseAuthorization(header);
+  if (header) return parseAuthorization(header);
   // In the order of the search. A form without a line here does not compile.
   const secrets: Record<Form, string | undefined> = {
     bearer: undefined, // found above
@@ -2200,9 +2196,9 @@ function refusalOfEndpoint(token: Token, target: Target, client?: string) {
   }
   const parameter = (name: string) => segments[route?.parts.indexOf(name) ?? -1];
   const account = parameter(':number');
-  if (senders && account && !senders.has(account)) return new Problem('sender_not_allowed');
+  if (senders && account !== undefined && !senders.has(account)) return new Problem('sender_not_allowed');
   // A route without an account shows the data of all accounts, such as all attachments, so a pattern must name it.
-  const showsAll = !account && !says(route, 'no-account');
+  const showsAll = account === undefined && !says(route, 'no-account');
   if (senders && showsAll && grant !== 'named') return new Problem('endpoint_not_allowed', 'route_without_account');
   // A new member, or a link to join, opens the group to persons who are not among the recipients, so a pattern must
   // name the route.
@@ -2218,7 +2214,7 @@ function refusalOfEndpoint(token: Token, target: Target, client?: string) {
   }
   // A token that may not send to a group may not change it.
   const group = parameter(':groupid');
-  return !group || method === 'GET' ? undefined : refusalOfRecipient(token, group);
+  return group === undefined || method === 'GET' ? undefined : refusalOfRecipient(token, group);
 }
 
 /**
@@ -2279,13 +2275,14 @@ class RateLimiter {
     // A bucket is full in `perMs` at the latest. If the clock is set back, the stored time is far in the future and
     // would lock the key out until then, so it is corrected here. A refusal also stores the corrected time; otherwise
     // every request before the old time would find the bucket empty.
-    const fullAtMs = Math.min(Math.max(nowMs, this.#fullAtMs.get(key) ?? 0), nowMs + perMs);
+    const times = this.#fullAtMs;
+    const fullAtMs = Math.min(Math.max(nowMs, times.get(key) ?? 0), nowMs + perMs);
     const nextMs = fullAtMs + perMs / count;
     const waitMs = nextMs - nowMs - perMs;
     const isTaken = waitMs <= 0.001; // the sum of fractions may be slightly too large
-    this.#fullAtMs.delete(key); // reinserted below, so that the map is in the order of use
-    this.#fullAtMs.set(key, isTaken ? nextMs : fullAtMs);
-    if (this.#fullAtMs.size > RATE_KEYS_LIMIT) this.#fullAtMs.delete(this.#fullAtMs.keys().next().value!);
+    times.delete(key); // reinserted below, so that the map is in the order of use
+    times.set(key, isTaken ? nextMs : fullAtMs);
+    if (times.size > RATE_KEYS_LIMIT) times.delete(times.keys().next().value!);
     return isTaken ? 0 : waitMs;
   }
 }
@@ -2883,12 +2880,10 @@ function makeSend(token: Token, payload: JsonObject) {
   const missing = needed.filter((name) => isBlank(send[name]));
   if (missing.length === 0) return send;
   const keys = Object.keys(payload).map((key) => JSON.stringify(key.replace(/(?<=^.{60}).+/s, '…')));
-  const lack = `The send would lack ${missing.join(' and ')}; the body's top-level keys are ${joinFirst(keys, ', ')}.`;
-  const advice =
+  const lack =
+    `The send would lack ${missing.join(' and ')}; the body's top-level keys are ${joinFirst(keys, ', ')}. ` +
     'Set what the webhook lacks in the token\'s "defaults", or in its "message" template if that found nothing in these keys.';
-  const detail = keys.length > 0
-    ? `${lack} ${advice}`
-    : 'The body is empty; post the message as text, as a form, or as JSON.';
+  const detail = keys.length > 0 ? lack : 'The body is empty; post the message as text, as a form, or as JSON.';
   throw withDetail('bad_field', detail, `no_${missing.join(',no_')}`);
 }
 
@@ -3135,8 +3130,10 @@ function failTemplate(text: string, at: number, why: string): never {
  */
 function readTemplate(value: unknown) {
   const lines = [value].flat();
-  const isText = lines.every((line) => typeof line === 'string') && lines.join('').trim() !== '';
-  ensure(isText, 'must be a template: text with {{names}} in it, or a list of its lines');
+  ensure(
+    lines.every((line) => typeof line === 'string') && lines.join('').trim() !== '',
+    'must be a template: text with {{names}} in it, or a list of its lines',
+  );
   return new Template(lines.join('\n'));
 }
 
@@ -3239,8 +3236,8 @@ function mistakeInAttachment(meta: string) {
 function refusalOfRecipient({ recipients }: Token, value: string) {
   const kind = kindOf(value);
   if (!recipients || recipients.has(value) || (kind === 'a group' && recipients.has('group.*'))) return undefined;
-  const list = 'its list ("recipients", or else those in "defaults")';
-  const detail = `This token may not send to one of these recipients: ${kind} that is not on ${list}.`;
+  const detail = `This token may not send to one of these recipients: ${kind} that is not on its list ` +
+    '("recipients", or else those in "defaults").';
   const hint = kind === 'a phone number' ? hintForNumber(value) : '';
   return withDetail('recipient_not_allowed', detail + hint);
 }
@@ -3424,8 +3421,10 @@ class BodyScan {
     // A byte order mark, in UTF-8 or UTF-16, or the NUL next to an ASCII character in UTF-16. None can begin an object.
     const isEncoded = atByte < 2 && [0, 0xef, 0xfe, 0xff].includes(this.#chunk?.[i] ?? 1);
     const why = isEncoded ? 'save it as UTF-8, without a byte order mark' : mistake;
-    const detail = `The body is not a JSON object: ${why}, at byte ${atByte}.`;
-    throw new Problem('bad_json', undefined, { detail, syntax: { why, atByte } });
+    throw new Problem('bad_json', undefined, {
+      detail: `The body is not a JSON object: ${why}, at byte ${atByte}.`,
+      syntax: { why, atByte },
+    });
   }
 
   /** Refuses the field that is being read. If `defers`, notes the problem and reads on as if the key did not matter. */
@@ -3761,13 +3760,12 @@ const NOT_TO_BACKEND = new Set([
  * @throws {Problem} busy, backend_unreachable, backend_timeout, bad_backend_answer, and what ended the exchange.
  */
 async function relay(exchange: Exchange, content: Content, isUpgrade: boolean) {
-  const { slots } = exchange.upstream;
   const takeSocket = isUpgrade && listenEarly(exchange.req.socket);
   let incoming: IncomingMessage | undefined;
   try {
     const outgoing = await connectInTurn(exchange, requestFor(exchange, content, isUpgrade), isLarge(content));
     incoming = await transmit(exchange, outgoing, content, isUpgrade);
-    slots.release(exchange);
+    exchange.upstream.slots.release(exchange);
     const length = checkResponseHead(incoming, isUpgrade);
     // UNTIL Node 22 is the oldest: after res.setHeader, Node 20.20 sends one of several Set-Cookie in an array.
     const headers = headersForClient(exchange, incoming);
@@ -3787,7 +3785,7 @@ async function relay(exchange: Exchange, content: Content, isUpgrade: boolean) {
     exchange.end(error instanceof Problem ? error : new Problem('bad_backend_answer', reasonOf(error)));
     throw error;
   } finally {
-    slots.release(exchange);
+    exchange.upstream.slots.release(exchange);
   }
 }
 
@@ -3817,7 +3815,7 @@ function outboundHeaders({ req, rules, client, requestId, isMadeSend }: Exchange
     ['host', url.host],
     ['accept-encoding', 'identity'], // so that the response needs no decoding
     ['x-forwarded-for', client],
-    ['x-forwarded-proto', (req.socket as Partial<TLSSocket>).encrypted ? 'https' : 'http'],
+    ['x-forwarded-proto', 'encrypted' in req.socket && req.socket.encrypted ? 'https' : 'http'],
     ['x-request-id', requestId],
   ]);
   const host = req.headers.host?.replace(/^.*@/, ''); // some clients leave the userinfo of a URL in it
@@ -3829,9 +3827,7 @@ function outboundHeaders({ req, rules, client, requestId, isMadeSend }: Exchange
   const isDropped = (name: string) =>
     own.has(name) || NOT_TO_BACKEND.has(name) || /^x-(?:forwarded|original)-/.test(name) ||
     (isMadeSend && name.startsWith('content-')); // these describe the client's body
-  const headers = endToEndFields(req, isDropped);
-  for (const field of own) headers.push(...field);
-  return headers;
+  return [...endToEndFields(req, isDropped), ...[...own].flat()];
 }
 
 /**
@@ -4264,7 +4260,9 @@ class Slots {
   serve(core: Core) {
     const overdue = this.#slots.filter(({ state }) => state !== 'acquired');
     for (const slot of overdue.slice(0, core.rules['backend.parallel'])) slot.state = 'lent';
-    for (let token = this.#next(core.rules); token; token = this.#next(core.rules)) {
+    for (;;) {
+      const token = this.#next(core.rules);
+      if (!token) return;
       const queue = this.#queues.get(token)!;
       const exchange = queue.shift()!;
       this.#setQueue(token, queue);
@@ -4842,7 +4840,7 @@ function loadSettings(
 ) {
   const sources = new Sources();
   FILES_READ.clear();
-  if (file !== undefined) noteFile(sources, file);
+  if (file) noteFile(sources, file);
   noteEnv(sources, env);
   sources.note('listen', flags.listen, '--listen');
   sources.note('backend.url', flags.backend, '--backend');
@@ -4923,8 +4921,7 @@ function hintForSyntax(text: string, at: number) {
   if (/^\s*(?:#.*\n\s*)*(?:---|[\w.-]+:(?:\s|$))/.test(text)) {
     return `; YAML is not read, write JSON${FOREIGN_KEY.test(text) ? ` (${MIGRATING})` : ''}`;
   }
-  const isComment = /^.?(?:#|\/[/*])/s.test(text.slice(Math.max(0, at - 1)));
-  return isComment ? '; JSON has no comments' : '';
+  return /^.?(?:#|\/[/*])/s.test(text.slice(Math.max(0, at - 1))) ? '; JSON has no comments' : '';
 }
 
 /**
@@ -5022,15 +5019,12 @@ function readSettings(sources: Sources) {
     });
   }
   if (settings['backend.url']?.isEndpoint) {
-    warnings.push(
-      `${
-        given.get('backend.url')!.at
-      } has the path of an endpoint; give only the part before it, such as ${EXAMPLE_URL}`,
-    );
+    const where = given.get('backend.url')!.at;
+    warnings.push(`${where} has the path of an endpoint; give only the part before it, such as ${EXAMPLE_URL}`);
   }
   if (isAllRead && !given.has('tokens') && settings.listen?.isLocal === false && !settings['auth.anonymous']) {
-    const where = 'name a file (--config, GATEWAY_CONFIG), or set API_TOKENS (the command "token" makes one)';
-    const advice = `${where}; AUTH_ANONYMOUS=true would accept all requests`;
+    const advice = 'name a file (--config, GATEWAY_CONFIG), or set API_TOKENS (the command "token" makes one); ' +
+      'AUTH_ANONYMOUS=true would accept all requests';
     sources.add('tokens', `none is configured, but the gateway would listen for other machines: ${advice}`);
   }
   if (found.length === 0) settings.certificate = sources.collect('tls', () => checkTls(settings));
@@ -5295,10 +5289,11 @@ const PERSON = /^(?:[\da-f]{8}(?:-[\da-f]{4}){3}-[\da-f]{12}|(?!group\.)[a-z_]\w
  * @param takesAnyGroup whether `group.*` stands for any group. No send can be addressed to that.
  */
 function readerOfRecipients(takesAnyGroup: boolean) {
-  const isRecipient = (text: string) =>
-    (takesAnyGroup && text === 'group.*') || NUMBER.test(text) || PERSON.test(text) || isGroupId(text);
   const groups = takesAnyGroup ? ", a group's id or group.*" : " or a group's id";
-  return textThat(isRecipient, `a phone number ("+" and 5 to 15 digits), a user name (name.01), a UUID${groups}`);
+  return textThat(
+    (text) => (takesAnyGroup && text === 'group.*') || NUMBER.test(text) || PERSON.test(text) || isGroupId(text),
+    `a phone number ("+" and 5 to 15 digits), a user name (name.01), a UUID${groups}`,
+  );
 }
 
 /** Reads `defaults`, as strictly as a token's lists: a bad recipient should be found now, not with the first alert. */
@@ -5329,8 +5324,8 @@ const EXAMPLE_URL = 'http://signal-api:8080';
 function readBackend(value: unknown) {
   const url = typeof value === 'string' && URL.canParse(value) ? new URL(value) : undefined;
   const isUsable = url !== undefined && /^https?:$/.test(url.protocol) && !url.search && !url.hash;
-  const expected = `must begin with "http://" or "https://" and have no query, such as ${EXAMPLE_URL}`;
-  ensure(isUsable, expected + adviceFor(`${value} is no URL`));
+  const advice = adviceFor(`${value} is no URL`);
+  ensure(isUsable, `must begin with "http://" or "https://" and have no query, such as ${EXAMPLE_URL}${advice}`);
   const { protocol, hostname, port, auth } = attempt(
     () => urlToHttpOptions(url),
     () => 'has a "%" in its userinfo that must be written "%25"',
@@ -5470,9 +5465,11 @@ function readAddresses(value: unknown) {
 
 /** Reads an allowlist: the `groups` that its words stand for, its `patterns`, and both as `written`. */
 function readAllow(value: unknown) {
-  const expected = `one of ${GROUPS.join(', ')}, or a pattern such as "GET /v1/groups/:number"`;
-  const isKnown = (text: string) => GROUPS.includes(text) || readPattern(text) !== undefined;
-  const written = [...listOf(textThat(isKnown, expected))(value)];
+  const readWord = textThat(
+    (text) => GROUPS.includes(text) || readPattern(text) !== undefined,
+    `one of ${GROUPS.join(', ')}, or a pattern such as "GET /v1/groups/:number"`,
+  );
+  const written = [...listOf(readWord)(value)];
   const groups = new Set(written); // the patterns in it equal no group
   if (groups.has('messaging')) groups.add('send').add('receive');
   return { written, groups, patterns: written.flatMap((word) => readPattern(word) ?? []) };
@@ -5528,8 +5525,10 @@ function readTokenWords(text: string, mistakes: Mistakes) {
     const read = mistakes.collect(`[${i}]`, () => {
       const isHalf = /^[\w.-]{1,15}$/.test(word) && words[i + 1]?.includes('=');
       ensure(!isHalf, 'is too short for a secret; if it is part of the next name, write that without a space');
-      const isName = !/[^=]/.test(secret) || /^[^=]*:$/.test(word);
-      ensure(!isName, 'is a name without a secret, or a secret that ends in "=" or ":": write name=SECRET');
+      ensure(
+        /[^=]/.test(secret) && !/^[^=]*:$/.test(word),
+        'is a name without a secret, or a secret that ends in "=" or ":": write name=SECRET',
+      );
       ensure(
         !/^(?:#|\/\/)/.test(word),
         'looks like a comment, which needs its own line; if it is a secret, write name=SECRET',
@@ -5893,14 +5892,14 @@ function canMatch(token: Token, pattern: string) {
 
 /** Describes the sends that are made from webhooks, and whether the token may send to its own defaults. */
 function describeSends(token: Token) {
-  const { defaults = {} } = token;
-  const fields = Object.entries(defaults).map(([name, value]) => `${name} ${[value].flat().join(' and ')}`).join(', ');
+  const fields = Object.entries(token.defaults ?? {}).map(([name, value]) => `${name} ${[value].flat().join(' and ')}`)
+    .join(', ');
   const parts = [`become sends${token.message ? ', with the message from a template' : ''}`];
   if (fields) parts.push(`by default with ${fields}`);
   try {
     checkSendRoute(token);
     const [number] = token.senders ?? []; // stands for the webhook's own, if the defaults have none
-    checkSend(token, { number, ...defaults });
+    checkSend(token, { number, ...token.defaults });
   } catch (error) {
     parts.push(`warning: they will be refused: ${(error as Problem).message}`);
   }
