@@ -11590,7 +11590,7 @@ function nestedConditionals(text: string): string[] {
 }
 
 /** The most lexical tokens of gateway.ts: the next multiple of 500 above the count. */
-const TOKENS_LIMIT = 37_500;
+const TOKENS_LIMIT = 36_500;
 
 test('the functions of gateway.ts are short, and the file stays within its limit of lexical tokens', () => {
   assert.ok(tokensOf(SOURCE) <= TOKENS_LIMIT, `${tokensOf(SOURCE)} lexical tokens`);
