@@ -11014,8 +11014,9 @@ test(
 
 section('SIMULATION'); // ──────────────────────────────────────────────────────────────────────────
 
-test(`worlds of gateway.fuzz.ts of each kind break no invariant (SEED=${SEED})`, { isAlone: true }, async (t) => {
-  const { hasSmallBuffers, simulate } = await import('./gateway.fuzz.ts');
+test(`worlds of each kind break no invariant (SEED=${SEED})`, { isAlone: true }, async (t) => {
+  const { hasSmallBuffers } = await import('./sim/buffers.ts');
+  const { simulate } = await import('./sim/simulate.ts');
   if (!hasSmallBuffers) t.diagnostic('this runtime has no _writeGeneric: torn requests are not looked for');
   const { worlds, failures, warnings } = await simulate({ seed: Number(SEED), seconds: 8 });
   const inWords = ({ find, world }: (typeof failures)[number]): string => `${find.what} in ${JSON.stringify(world)}`;
@@ -11024,11 +11025,14 @@ test(`worlds of gateway.fuzz.ts of each kind break no invariant (SEED=${SEED})`,
   assert.ok(worlds >= 5, `only ${worlds} worlds`);
 });
 
-test('each planted fault of gateway.fuzz.ts fits the code', async () => {
-  const { FAULTS, unfitFaults } = await import('./gateway.fuzz.ts');
-  assert.ok(FAULTS.length > 0, 'no fault is planted');
-  assert.deepEqual(unfitFaults(read('gateway.ts')), [], 'renew the text of these faults');
-  assert.deepEqual(unfitFaults(''), FAULTS.map(({ name }) => name));
+test('each planted fault of sim/planted/ fits the code', async () => {
+  const { applyPatch, readFaults } = await import('./sim/faults.ts');
+  const faults = readFaults();
+  assert.ok(faults.length > 0, 'no fault is planted');
+  for (const { name, patch } of faults) {
+    assert.notEqual(applyPatch(SOURCE, patch), SOURCE, name);
+    assert.throws(() => applyPatch('', patch), /does not occur exactly once/, name);
+  }
 });
 
 section('HARNESS'); // ─────────────────────────────────────────────────────────────────────────────
@@ -11698,7 +11702,7 @@ test('the numbers of gateway.ts that are not settings are in one section, and in
 
 test('the top level holds only the expected files', () => {
   const expected = `CHANGELOG.md CONTRIBUTING.md Dockerfile LICENSE README.md SECURITY.md docs gateway.alone.test.ts
-    gateway.bench.ts gateway.fuzz.ts gateway.test.ts gateway.ts package-lock.json package.json
+    gateway.bench.ts gateway.test.ts gateway.ts package-lock.json package.json sim test
     tsconfig.json`.split(/\s+/);
   // Following the pages creates the ignored files, so the tests must also pass with them.
   const made = read('.gitignore').split('\n').map((name) => name.replace('/', ''));
@@ -11722,7 +11726,7 @@ if (process.env.npm_lifecycle_event === 'test') {
 
 // `npm run check` runs deno fmt, which wraps code, but neither comments nor strings.
 test('comments are no wider than the code', () => {
-  const lines = ['gateway.alone.test.ts', 'gateway.bench.ts', 'gateway.fuzz.ts', 'gateway.test.ts', 'gateway.ts']
+  const lines = ['gateway.alone.test.ts', 'gateway.bench.ts', 'gateway.test.ts', 'gateway.ts']
     .flatMap((name) => read(name).split('\n'));
   assert.deepEqual(lines.filter((line) => line.length > 120 && /^\s*(?:\/\/|\/?\*)|[;{] \/\/ /.test(line)), []);
 });
