@@ -11456,7 +11456,7 @@ test('docker run, the compose file and the unit start the gateway in the same wa
 });
 
 test('every example that starts Node for good limits its young generation, as the benchmark measures it', () => {
-  const [, option] = /^const YOUNG = '(.*)';$/m.exec(read('gateway.bench.ts'))!;
+  const [, option] = /^const YOUNG = '(.*)';$/m.exec(read('bench/run.ts'))!;
   const dockerfile = read('Dockerfile');
   const starts = groupsOf(
     ALL_PAGES + dockerfile,
@@ -11702,7 +11702,7 @@ test('the numbers of gateway.ts that are not settings are in one section, and in
 
 test('the top level holds only the expected files', () => {
   const expected = `CHANGELOG.md CONTRIBUTING.md Dockerfile LICENSE README.md SECURITY.md docs gateway.alone.test.ts
-    gateway.bench.ts gateway.test.ts gateway.ts package-lock.json package.json sim test
+    bench gateway.test.ts gateway.ts package-lock.json package.json scripts sim test
     tsconfig.json`.split(/\s+/);
   // Following the pages creates the ignored files, so the tests must also pass with them.
   const made = read('.gitignore').split('\n').map((name) => name.replace('/', ''));
@@ -11726,7 +11726,7 @@ if (process.env.npm_lifecycle_event === 'test') {
 
 // `npm run check` runs deno fmt, which wraps code, but neither comments nor strings.
 test('comments are no wider than the code', () => {
-  const lines = ['gateway.alone.test.ts', 'gateway.bench.ts', 'gateway.test.ts', 'gateway.ts']
+  const lines = ['gateway.alone.test.ts', 'gateway.test.ts', 'gateway.ts']
     .flatMap((name) => read(name).split('\n'));
   assert.deepEqual(lines.filter((line) => line.length > 120 && /^\s*(?:\/\/|\/?\*)|[;{] \/\/ /.test(line)), []);
 });
