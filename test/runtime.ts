@@ -1,0 +1,13 @@
+/** What differs between Node, Deno and Bun for the tests. */
+
+export const isNode = !('Bun' in globalThis) && !('Deno' in globalThis);
+
+export const ON_NODE = { skip: !isNode && 'other runtimes have other options for what to trust' };
+
+/** How this runtime starts a TypeScript file: in the same way as this one. */
+export const LOADER = process.execArgv.filter((flag, i, all) =>
+  flag.startsWith('--import') || all[i - 1] === '--import'
+);
+
+/** The options of a suite: how many tests of a file run side by side. Most of them spend most of their time waiting. */
+export const SIDE_BY_SIDE = { concurrency: 16 };
