@@ -2,7 +2,6 @@
 
 import strict from 'node:assert/strict';
 import net from 'node:net';
-import type { TestContext } from 'node:test';
 import { inspect, isDeepStrictEqual } from 'node:util';
 import { type Answer, outcomeOf } from './answers.ts';
 import { ConfigError } from './gateway.ts';
@@ -72,12 +71,8 @@ export async function closed(socket: net.Socket, what = 'a connection to be clos
 }
 
 /** What a failed test shows in addition: the last lines that its gateways logged, or that its backends saw. */
-export function addEvidence(t: TestContext, evidence: () => [what: string, lines: string[]]): void {
-  t.after(() => {
-    if (!t.error) return;
-    const [what, lines] = evidence();
-    t.diagnostic([`${what}${lines.length ? ', at last' : ' nothing'}`, ...lines.slice(-6)].join('\n  '));
-  });
+export function lastOf(what: string, lines: string[]): string {
+  return [`${what}${lines.length ? ', at last' : ' nothing'}`, ...lines.slice(-6)].join('\n  ');
 }
 
 /** A log line as JSON, with the fields that tests use for more than equality. */

@@ -4,9 +4,9 @@ import { once } from 'node:events';
 import http from 'node:http';
 import net, { type AddressInfo } from 'node:net';
 import { buffer as readBytes } from 'node:stream/consumers';
-import type { TestContext } from 'node:test';
 import { jsonIn } from './answers.ts';
-import { addEvidence, shown } from './assertions.ts';
+import { lastOf, shown } from './assertions.ts';
+import type { TestContext } from './guard.ts';
 
 /** A request, and whether it arrived completely. */
 export interface Seen extends Pick<http.IncomingMessage, 'headers' | 'rawHeaders' | 'complete'> {
@@ -74,7 +74,7 @@ export async function startBackend(t: TestContext, handler?: Handler): Promise<B
   await once(backend.server, 'listening');
   backend.port = (backend.server.address() as AddressInfo).port;
   backend.url = `http://${host}:${backend.port}`;
-  addEvidence(t, () => ['the backend saw', backend.seen.map(showSeen)]);
+  t.onFailure(() => lastOf('the backend saw', backend.seen.map(showSeen)));
   t.after(() => void backend.server.close().closeAllConnections());
   return backend;
 }

@@ -1,16 +1,16 @@
 import { once } from 'node:events';
 import http from 'node:http';
 import net, { type AddressInfo } from 'node:net';
-import { suite, test } from 'node:test';
+import { suite } from 'node:test';
 import { type Answer, codeOf, outcomeOf, statusOf } from './answers.ts';
 import { assert, assertDenied, closed, pass, requests, until } from './assertions.ts';
 import { ANSWERING, gotJson, startBackend } from './backend.ts';
 import { ask, beginSend, open, raw, trickle } from './client.ts';
 import { ALL_GROUPS, CONFINED, several, SOON_CLOSED, tokens } from './configs.ts';
+import { SIDE_BY_SIDE, test } from './guard.ts';
 import { settled } from './held.ts';
 import { hook } from './hooks.ts';
 import { checkRows, listed, literal, table } from './rows.ts';
-import { SIDE_BY_SIDE } from './runtime.ts';
 import {
   ABOUT,
   basic,

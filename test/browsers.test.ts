@@ -1,13 +1,13 @@
 import http from 'node:http';
-import { suite, test } from 'node:test';
+import { suite } from 'node:test';
 import type { GatewayConfig } from '../gateway.ts';
 import { codeOf, statusOf } from './answers.ts';
 import { assert, assertDenied, closed, linesOf, requests, until } from './assertions.ts';
 import { barred, type Handler } from './backend.ts';
 import { ask, raw } from './client.ts';
 import { ALL_FORMS, NO_TOKENS, SOON_CLOSED, tokens } from './configs.ts';
+import { SIDE_BY_SIDE, test } from './guard.ts';
 import { bytesOf, parseRow, sendRow, table } from './rows.ts';
-import { SIDE_BY_SIDE } from './runtime.ts';
 import {
   ASKED,
   AUTHED,

@@ -1,7 +1,7 @@
 /** Two certificates for localhost and 127.0.0.1, with their keys. */
 
-import type { TestContext } from 'node:test';
 import { fileWith } from './files.ts';
+import type { TestContext } from './guard.ts';
 
 const PEMS = [
   '-----BEGIN CERTIFICATE-----\nMIIBnDCCAUGgAwIBAgIUQWdv+xGmuEl9nX9ewMfxudPTZBEwCgYIKoZIzj0EAwIw\nFDESMBAGA1UEAwwJbG9jYWxob3N0MCAXDTI2MTEyMTAzMTAyMVoYDzIxMjYxMDI4\nMDMxMDIxWjAUMRIwEAYDVQQDDAlsb2NhbGhvc3QwWTATBgcqhkjOPQIBBggqhkjO\nPQMBBwNCAARRM76Gw5purxaOY8padP39ccCvAIWm8HlEYUY9oIqgSs/3DbbxcF6t\nTQRevBFDfo0QO57CcyIRAI5gQeUcFDKco28wbTAdBgNVHQ4EFgQU/v8b+g/8ndoA\nm8b1xzKP/tvKhN4wHwYDVR0jBBgwFoAU/v8b+g/8ndoAm8b1xzKP/tvKhN4wDwYD\nVR0TAQH/BAUwAwEB/zAaBgNVHREEEzARgglsb2NhbGhvc3SHBH8AAAEwCgYIKoZI\nzj0EAwIDSQAwRgIhALTPRt0n7E8XbuttJEAOV16lUhf/l+7hpZ28c5l2N2PAAiEA\n6AbxCXeLEaPOWPoIi4KBjQZy22Z6dBRnOXdeAKeLnPQ=\n-----END CERTIFICATE-----',

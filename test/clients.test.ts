@@ -1,10 +1,10 @@
-import { suite, test } from 'node:test';
+import { suite } from 'node:test';
 import { assert, requests } from './assertions.ts';
 import { askAsCurl, raw } from './client.ts';
 import { ALL_FORMS } from './configs.ts';
 import { README } from './files.ts';
+import { SIDE_BY_SIDE, test } from './guard.ts';
 import { table } from './rows.ts';
-import { SIDE_BY_SIDE } from './runtime.ts';
 import { HELLO, SECRET } from './samples.ts';
 import { startBoth } from './start.ts';
 

@@ -1,13 +1,13 @@
 import { once } from 'node:events';
-import { suite, test } from 'node:test';
+import { suite } from 'node:test';
 import { assert, groupsOf, until } from './assertions.ts';
 import { startBackend } from './backend.ts';
 import { ask } from './client.ts';
 import { MISSING, TOKEN_SETTINGS } from './configs.ts';
 import { fileWith, PACKAGE } from './files.ts';
+import { SIDE_BY_SIDE, test } from './guard.ts';
 import { ROUTES } from './routes.ts';
 import { literal, parseRow } from './rows.ts';
-import { SIDE_BY_SIDE } from './runtime.ts';
 import { BEARER, DEFAULTS, FROM, GROUP, MESSAGE, MIB, OTHER, SECRET, SECRETS, sized, STRANGER, TO } from './samples.ts';
 import { AS_IT_IS, cli, program, runProcess, startBoth, startHolding, startProcess } from './start.ts';
 

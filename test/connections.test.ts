@@ -1,15 +1,16 @@
 import { once } from 'node:events';
 import http from 'node:http';
 import net from 'node:net';
-import { suite, test } from 'node:test';
+import { suite } from 'node:test';
 import { outcomeOf } from './answers.ts';
 import { assert, closed, groupsOf, linesOf, pass, requests, until } from './assertions.ts';
 import { startBackend } from './backend.ts';
 import { ask, fillBuffers, open, openHalf, raw, TELLS_FULL_BUFFERS } from './client.ts';
 import { AT_INFO, tokens } from './configs.ts';
 import { SOURCE } from './files.ts';
+import { SIDE_BY_SIDE, test } from './guard.ts';
 import { settled } from './held.ts';
-import { isNode, SIDE_BY_SIDE } from './runtime.ts';
+import { isNode } from './runtime.ts';
 import { ABOUT, BEARER, DEFAULTS, HEALTH, HELLO, MIB, OTHER, post, REFUSED, SECRET, SEND } from './samples.ts';
 import { PATIENT_MS, startBoth, startGateway, startHolding, startRaw } from './start.ts';
 

@@ -1,5 +1,5 @@
 import strict from 'node:assert/strict';
-import { suite, test } from 'node:test';
+import { suite } from 'node:test';
 import { pathToFileURL } from 'node:url';
 import { statusOf } from './answers.ts';
 import { assert, difference, logLines, requests } from './assertions.ts';
@@ -8,8 +8,9 @@ import { addressOf, ask, open, rawRequest } from './client.ts';
 import { ALL_FORMS, FORM_WORDS, NO_TOKENS, tokens } from './configs.ts';
 import { changedSource, mistakesIn } from './files.ts';
 import { RateLimiter } from './gateway.ts';
+import { SIDE_BY_SIDE, test } from './guard.ts';
 import { checkRows, literal, rowWith, table } from './rows.ts';
-import { isNode, SIDE_BY_SIDE } from './runtime.ts';
+import { isNode } from './runtime.ts';
 import { AUTHED, BEARER, FROM, HELLO, OTHER, SECRET, SECRETS } from './samples.ts';
 import { SPELLINGS } from './spellings.ts';
 import { startBoth } from './start.ts';

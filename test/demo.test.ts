@@ -1,10 +1,10 @@
 import { writeFileSync } from 'node:fs';
 import { join } from 'node:path';
-import { suite, test, type TestContext } from 'node:test';
+import { suite } from 'node:test';
 import { assert, groupsOf, until } from './assertions.ts';
 import { ask, askAsCurl, open } from './client.ts';
 import { HERE, read, README } from './files.ts';
-import { SIDE_BY_SIDE } from './runtime.ts';
+import { SIDE_BY_SIDE, test, type TestContext } from './guard.ts';
 import { MESSAGE, post } from './samples.ts';
 import { startDemo } from './start.ts';
 

@@ -4,10 +4,10 @@ import { execFile } from 'node:child_process';
 import { mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { dirname, join } from 'node:path';
-import type { TestContext } from 'node:test';
 import { fileURLToPath } from 'node:url';
 import { promisify } from 'node:util';
 import { assert, groupsOf } from './assertions.ts';
+import type { TestContext } from './guard.ts';
 
 export const HERE = fileURLToPath(new URL('..', import.meta.url));
 

@@ -1,5 +1,6 @@
 import { suite } from 'node:test';
 import { tokens } from './configs.ts';
+import { SIDE_BY_SIDE } from './guard.ts';
 import {
   hook,
   inEachForm,
@@ -15,7 +16,6 @@ import {
   UNDECLARED,
 } from './hooks.ts';
 import { listed, literal, rowWith, table, unescaped } from './rows.ts';
-import { SIDE_BY_SIDE } from './runtime.ts';
 import { AUTHED, DEFAULTS, FROM, GROUP, HELLO, INTERNAL_ID, OTHER, SECRET, THIRD, TO, URLENCODED } from './samples.ts';
 import { SPELLINGS } from './spellings.ts';
 

@@ -2,13 +2,13 @@
 
 import { once } from 'node:events';
 import http from 'node:http';
-import type { TestContext } from 'node:test';
 import type { GatewayConfig, GatewayOptions } from '../gateway.ts';
 import type { Answer } from './answers.ts';
 import { assert, until, within } from './assertions.ts';
 import { type Backend, startBackend } from './backend.ts';
 import { ask, beginSend } from './client.ts';
 import { slots } from './configs.ts';
+import type { TestContext } from './guard.ts';
 import { BEARER, MESSAGE, SECRET } from './samples.ts';
 import { type Gateway, startGateway } from './start.ts';
 

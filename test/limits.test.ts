@@ -1,13 +1,13 @@
 import { once } from 'node:events';
 import http from 'node:http';
 import net, { type AddressInfo } from 'node:net';
-import { suite, test } from 'node:test';
+import { suite } from 'node:test';
 import { outcomeOf, statusOf } from './answers.ts';
 import { assert, closed, linesOf, requests, until } from './assertions.ts';
 import { ask, type Connection, open, statusesOf, untilServed } from './client.ts';
 import { tokens } from './configs.ts';
+import { SIDE_BY_SIDE, test } from './guard.ts';
 import { bytesOf } from './rows.ts';
-import { SIDE_BY_SIDE } from './runtime.ts';
 import { ABOUT, AS_OTHER, BEARER, HEALTH, HELLO, OTHER, post, RECEIVE, SECRET, SEND } from './samples.ts';
 import { startBoth, startGateway, startHolding } from './start.ts';
 import { RECEIVING, startUpgradeBackend } from './websocket.ts';

@@ -1,7 +1,7 @@
 import { createHash } from 'node:crypto';
 import { once } from 'node:events';
 import http from 'node:http';
-import { suite, test } from 'node:test';
+import { suite } from 'node:test';
 import { fileURLToPath } from 'node:url';
 import { statusOf } from './answers.ts';
 import { assert, difference, groupsOf, linesOf, logLines, requests, until } from './assertions.ts';
@@ -10,7 +10,8 @@ import { ask, raw, rawRequest, scrape } from './client.ts';
 import { ALL_FORMS, AT_INFO, NO_TOKENS, tokens } from './configs.ts';
 import { MANUAL, SOURCE } from './files.ts';
 import { FILE } from './gateway.ts';
-import { LOADER, SIDE_BY_SIDE } from './runtime.ts';
+import { SIDE_BY_SIDE, test } from './guard.ts';
+import { LOADER } from './runtime.ts';
 import { BEARER, DASHBOARD, FROM, MESSAGE, OTHER, RECEIVE, SECRET, STRANGER } from './samples.ts';
 import { copiesOf, SPELLINGS } from './spellings.ts';
 import { start, startBoth, startGateway, startProcess } from './start.ts';

@@ -1,7 +1,7 @@
 /** Decides what the names of hosts resolve to. */
 
 import dns from 'node:dns';
-import type { TestContext } from 'node:test';
+import type { TestContext } from './guard.ts';
 
 type Found = (error: Error) => void;
 

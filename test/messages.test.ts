@@ -1,10 +1,10 @@
-import { suite, test } from 'node:test';
+import { suite } from 'node:test';
 import { assert, requests, until } from './assertions.ts';
 import { ask } from './client.ts';
 import { ALL_FORMS, tokens } from './configs.ts';
+import { SIDE_BY_SIDE, test } from './guard.ts';
 import { hook, inEachForm, MADE, MEANT, PNG, reading, READS_TEXT, SNAP, TO_ALL, UNDECLARED } from './hooks.ts';
 import { checkRows, listed, literal, table } from './rows.ts';
-import { SIDE_BY_SIDE } from './runtime.ts';
 import {
   BEARER,
   DEFAULTS,

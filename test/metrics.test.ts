@@ -1,6 +1,6 @@
 import { once } from 'node:events';
 import net from 'node:net';
-import { suite, test } from 'node:test';
+import { suite } from 'node:test';
 import type { TokenConfig } from '../gateway.ts';
 import { assert, assertDenied, closed, groupsOf, linesOf, requests, until } from './assertions.ts';
 import { startBackend } from './backend.ts';
@@ -8,9 +8,9 @@ import { type Ask, ask, METRICS, open, scrape } from './client.ts';
 import { ALL_FORMS, NO_TOKENS, tokens } from './configs.ts';
 import { blocks, PACKAGE, PAGES, read } from './files.ts';
 import { Metrics } from './gateway.ts';
+import { SIDE_BY_SIDE, test } from './guard.ts';
 import { answerAll, send, sendMany, startHeld } from './held.ts';
 import { table } from './rows.ts';
-import { SIDE_BY_SIDE } from './runtime.ts';
 import { basic, BEARER, FROM, GROUP, HELLO, OTHER, SECRET, SEND, TO } from './samples.ts';
 import { startBoth, startGateway } from './start.ts';
 import { startReceiving, wish } from './websocket.ts';

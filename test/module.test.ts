@@ -1,10 +1,10 @@
 import { createHash } from 'node:crypto';
-import { suite, test } from 'node:test';
+import { suite } from 'node:test';
 import { inspect } from 'node:util';
 import { assert, groupsOf } from './assertions.ts';
 import { blocks, SOURCE, TESTS } from './files.ts';
 import { ConfigError, createGateway } from './gateway.ts';
-import { SIDE_BY_SIDE } from './runtime.ts';
+import { SIDE_BY_SIDE, test } from './guard.ts';
 import { OTHER, SECRET } from './samples.ts';
 import { program, runProcess, script } from './start.ts';
 

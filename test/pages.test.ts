@@ -1,13 +1,13 @@
 import { existsSync } from 'node:fs';
 import { dirname, join } from 'node:path';
-import { suite, test } from 'node:test';
+import { suite } from 'node:test';
 import { assert, difference, groupsOf } from './assertions.ts';
 import { startBackend } from './backend.ts';
 import { ask, statusesOf } from './client.ts';
 import { TOKEN_SETTINGS } from './configs.ts';
 import { ALL_PAGES, blocks, HERE, MANUAL, PACKAGE, PAGES, read, README, SETTING_ROWS, SOURCE, TESTS } from './files.ts';
 import { KNOWN_ROUTES } from './gateway.ts';
-import { SIDE_BY_SIDE } from './runtime.ts';
+import { SIDE_BY_SIDE, test } from './guard.ts';
 import { BEARER, MESSAGE, MIB } from './samples.ts';
 import { cli, startGateway } from './start.ts';
 

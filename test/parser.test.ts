@@ -1,14 +1,15 @@
 import { once } from 'node:events';
 import http from 'node:http';
 import net from 'node:net';
-import { suite, test } from 'node:test';
+import { suite } from 'node:test';
 import { outcomeOf, parseAnswer, statusOf } from './answers.ts';
 import { assert, closed, linesOf, requests, until } from './assertions.ts';
 import { ask, open, openHalf, raw } from './client.ts';
 import { AT_INFO, tokens } from './configs.ts';
+import { SIDE_BY_SIDE, test } from './guard.ts';
 import { answerAll, arrived, send, startHeld } from './held.ts';
 import { bytesOf, literal } from './rows.ts';
-import { isNode, SIDE_BY_SIDE } from './runtime.ts';
+import { isNode } from './runtime.ts';
 import { ABOUT, AUTHED, FROM, GROUP, HELLO, OTHER, post, SECRET, SEND, TOO_MANY } from './samples.ts';
 import { type Gateway, startBoth, startHolding } from './start.ts';
 

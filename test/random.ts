@@ -1,7 +1,6 @@
 /** Tests with random input. */
 
-import { test, type TestContext } from 'node:test';
-import { addEvidence } from './assertions.ts';
+import { test, type TestContext } from './guard.ts';
 
 /**
  * A test with a random generator. A failure shows the seed, and TEST_SEED repeats it.
@@ -9,7 +8,7 @@ import { addEvidence } from './assertions.ts';
 export function randomTest(title: string, run: (random: (below: number) => number, t: TestContext) => unknown): void {
   test(title, async (t) => {
     const seed = Number(process.env.TEST_SEED ?? Date.now() % 1e9);
-    addEvidence(t, () => ['the seed was', [`TEST_SEED=${seed}`]]);
+    t.onFailure(() => `the seed: TEST_SEED=${seed}`);
     let state = Math.imul(seed, 0x9e3779b1);
     await run((below) => {
       state = (Math.imul(state, 1_664_525) + 1_013_904_223) >>> 0; // of Numerical Recipes

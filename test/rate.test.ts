@@ -1,11 +1,11 @@
-import { suite, test } from 'node:test';
+import { suite } from 'node:test';
 import { assert, linesOf, requests, until } from './assertions.ts';
 import { startBackend } from './backend.ts';
 import { ask, open } from './client.ts';
 import { tokens } from './configs.ts';
 import { RateLimiter } from './gateway.ts';
+import { SIDE_BY_SIDE, test } from './guard.ts';
 import { listed, startClocked } from './rows.ts';
-import { SIDE_BY_SIDE } from './runtime.ts';
 import { ABOUT, BEARER, OTHER, SECRET, SEND } from './samples.ts';
 import { START_MS, startGateway, startHolding } from './start.ts';
 

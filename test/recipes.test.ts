@@ -3,7 +3,7 @@ import { once } from 'node:events';
 import { writeFileSync } from 'node:fs';
 import { mkdir } from 'node:fs/promises';
 import { join } from 'node:path';
-import { suite, test } from 'node:test';
+import { suite } from 'node:test';
 import type { GatewayConfig, TokenConfig } from '../gateway.ts';
 import type { Answer } from './answers.ts';
 import { assert, groupsOf, problemsOf, requests, until } from './assertions.ts';
@@ -12,9 +12,9 @@ import { type Address, type Ask, ask, raw, rawRequest } from './client.ts';
 import { tokens } from './configs.ts';
 import { blocks, COOKBOOK, fileWith, folder, PAGES } from './files.ts';
 import { loadSettings } from './gateway.ts';
+import { SIDE_BY_SIDE, test } from './guard.ts';
 import { render } from './hooks.ts';
 import { literal, unescaped } from './rows.ts';
-import { SIDE_BY_SIDE } from './runtime.ts';
 import {
   AS_MULTIPART,
   BEARER,

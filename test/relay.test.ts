@@ -1,7 +1,7 @@
 import { once } from 'node:events';
 import http from 'node:http';
 import net from 'node:net';
-import { suite, test } from 'node:test';
+import { suite } from 'node:test';
 import { pathToFileURL } from 'node:url';
 import { outcomeOf, statusOf } from './answers.ts';
 import { assert, closed, requests, until } from './assertions.ts';
@@ -9,9 +9,10 @@ import { ANY_ROUTE, barred, serve, startBackend, startRawBackend } from './backe
 import { ask, open, raw, rawRequest } from './client.ts';
 import { ALL_FORMS, CONFINED, tokens } from './configs.ts';
 import { type Change, changedSource } from './files.ts';
+import { SIDE_BY_SIDE, test } from './guard.ts';
 import { beginLarge, LARGE, send, settled, statusFor } from './held.ts';
 import { checkRows, parseRow, sendRow, unescaped } from './rows.ts';
-import { isNode, SIDE_BY_SIDE } from './runtime.ts';
+import { isNode } from './runtime.ts';
 import {
   ABOUT,
   basic,

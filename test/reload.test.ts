@@ -1,7 +1,7 @@
 import { once } from 'node:events';
 import { renameSync, rmSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
-import { suite, test } from 'node:test';
+import { suite } from 'node:test';
 import { assert, linesOf, pass, problemsOf, requests, until } from './assertions.ts';
 import { startBackend } from './backend.ts';
 import { certificate, CERTS } from './certificates.ts';
@@ -9,7 +9,8 @@ import { ask, statusesOf } from './client.ts';
 import { NO_TOKENS, tokens } from './configs.ts';
 import { type Change, changedSource, fileWith, folder, mistakesIn } from './files.ts';
 import { createGateway, FILE } from './gateway.ts';
-import { isNode, SIDE_BY_SIDE } from './runtime.ts';
+import { SIDE_BY_SIDE, test } from './guard.ts';
+import { isNode } from './runtime.ts';
 import { AS_OTHER, BEARER, MESSAGE, OTHER, SECRET, SECRETS } from './samples.ts';
 import { AS_IT_IS, type Program, start, startBoth, startGateway, startHolding, startProcess } from './start.ts';
 

@@ -1,14 +1,14 @@
 import { once } from 'node:events';
-import { suite, test } from 'node:test';
+import { suite } from 'node:test';
 import { outcomeOf, statusOf } from './answers.ts';
 import { assert, assertDenied, closed, logLines, requests, until } from './assertions.ts';
 import { startBackend } from './backend.ts';
 import { ask, open, statusesOf } from './client.ts';
 import { tokens } from './configs.ts';
 import { parseTarget } from './gateway.ts';
+import { SIDE_BY_SIDE, test } from './guard.ts';
 import { LARGE } from './held.ts';
 import { literal, parseRow, sendRow, table } from './rows.ts';
-import { SIDE_BY_SIDE } from './runtime.ts';
 import { ASKED, BEARER, DASHBOARD, FROM, GROUP, HELLO, MESSAGE, MIB, post, SECRET } from './samples.ts';
 import { startBoth, startGateway } from './start.ts';
 

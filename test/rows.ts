@@ -1,12 +1,12 @@
 /** The language of tables: a request and its expected outcome in one row. See `table`. */
 
 import strict from 'node:assert/strict';
-import { test, type TestContext } from 'node:test';
 import type { GatewayConfig, GatewayOptions } from '../gateway.ts';
 import { type Answer, parseAnswer } from './answers.ts';
 import { assert, assertDenied, type LogLine, messageOf, NOTHING, requests, shown, until } from './assertions.ts';
 import { gotJson, type Handler, showSeen, startBackend } from './backend.ts';
 import { type Address, type Ask, rawRequest } from './client.ts';
+import { test, type TestContext } from './guard.ts';
 import { AS_MULTIPART, basic, FROM, GROUP, multipart, OTHER, SECRET, STRANGER, TO } from './samples.ts';
 import { type Both, startBoth, startGateway } from './start.ts';
 

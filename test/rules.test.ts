@@ -1,5 +1,5 @@
 import { randomUUID } from 'node:crypto';
-import { suite, test, type TestContext } from 'node:test';
+import { suite } from 'node:test';
 import { pathToFileURL } from 'node:url';
 import type { GatewayConfig } from '../gateway.ts';
 import { statusOf } from './answers.ts';
@@ -9,10 +9,10 @@ import { ask, beginSend, rawRequest } from './client.ts';
 import { CONFINED, tokens } from './configs.ts';
 import { type Change, changedSource, SOURCE } from './files.ts';
 import { KNOWN_ROUTES, parseTarget } from './gateway.ts';
+import { SIDE_BY_SIDE, test, type TestContext } from './guard.ts';
 import { settled, startHeld } from './held.ts';
 import { ROUTES } from './routes.ts';
 import { checkRows, listed, literal, table } from './rows.ts';
-import { SIDE_BY_SIDE } from './runtime.ts';
 import { BEARER, FROM, GROUP, HELLO, INTERNAL_ID, OTHER, otherBits, SECRET, STRANGER, TO } from './samples.ts';
 import { startBoth, startGateway } from './start.ts';
 

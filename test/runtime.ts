@@ -8,6 +8,3 @@ export const ON_NODE = { skip: !isNode && 'other runtimes have other options for
 export const LOADER = process.execArgv.filter((flag, i, all) =>
   flag.startsWith('--import') || all[i - 1] === '--import'
 );
-
-/** The options of a suite: how many tests of a file run side by side. Most of them spend most of their time waiting. */
-export const SIDE_BY_SIDE = { concurrency: 16 };

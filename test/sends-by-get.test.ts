@@ -1,11 +1,11 @@
-import { suite, test } from 'node:test';
+import { suite } from 'node:test';
 import { statusOf } from './answers.ts';
 import { assert } from './assertions.ts';
 import type { Handler } from './backend.ts';
 import { raw } from './client.ts';
+import { SIDE_BY_SIDE, test } from './guard.ts';
 import { hook, MADE, MEANT, TO_ALL } from './hooks.ts';
 import { rowWith, table } from './rows.ts';
-import { SIDE_BY_SIDE } from './runtime.ts';
 import { ABOUT, DEFAULTS, FROM, GROUP, HELLO, OTHER, SECRET, THIRD, TO } from './samples.ts';
 import { SPELLINGS } from './spellings.ts';
 import { startBoth } from './start.ts';

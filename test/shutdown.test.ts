@@ -1,5 +1,5 @@
 import { once } from 'node:events';
-import { suite, test } from 'node:test';
+import { suite } from 'node:test';
 import { fileURLToPath } from 'node:url';
 import { outcomeOf, statusOf } from './answers.ts';
 import { assert, closed, linesOf, requests, until, within } from './assertions.ts';
@@ -9,9 +9,10 @@ import { ask, fillBuffers, open, raw, TELLS_FULL_BUFFERS, trickle } from './clie
 import { tokens } from './configs.ts';
 import { fileWith } from './files.ts';
 import { FILE } from './gateway.ts';
+import { SIDE_BY_SIDE, test } from './guard.ts';
 import { answerAll, arrived, beginLarge, LARGE, queueUp, send, startHeld, statusFor } from './held.ts';
 import { bytesOf } from './rows.ts';
-import { isNode, LOADER, SIDE_BY_SIDE } from './runtime.ts';
+import { isNode, LOADER } from './runtime.ts';
 import { ABOUT, BEARER, HEALTH, HELLO, MESSAGE, OTHER, post, REFUSED, SECRET, SEND } from './samples.ts';
 import { AS_IT_IS, type Program, script, start, startGateway, startHolding, startProcess } from './start.ts';
 

@@ -3,7 +3,7 @@ import { writeFileSync } from 'node:fs';
 import http from 'node:http';
 import https from 'node:https';
 import net, { type AddressInfo } from 'node:net';
-import { suite, test, type TestContext } from 'node:test';
+import { suite } from 'node:test';
 import type { GatewayConfig } from '../gateway.ts';
 import type { Answer } from './answers.ts';
 import { assert, closed, linesOf, type LogLine, requests, until } from './assertions.ts';
@@ -12,8 +12,8 @@ import { CERTS } from './certificates.ts';
 import { type Ask, ask, open, scrape } from './client.ts';
 import { slots } from './configs.ts';
 import { fileWith } from './files.ts';
+import { SIDE_BY_SIDE, test, type TestContext } from './guard.ts';
 import { settled } from './held.ts';
-import { SIDE_BY_SIDE } from './runtime.ts';
 import { BEARER, HELLO, RECEIVE, SECRET, SEND } from './samples.ts';
 import { startBoth, startGateway, startProcess } from './start.ts';
 

@@ -2,12 +2,13 @@ import { once } from 'node:events';
 import http from 'node:http';
 import net from 'node:net';
 import { buffer as readBytes } from 'node:stream/consumers';
-import { suite, test } from 'node:test';
+import { suite } from 'node:test';
 import { type Answer, codeOf, outcomeOf, statusOf } from './answers.ts';
 import { assert, closed, linesOf, logLines, pass, requests, until } from './assertions.ts';
 import { barred, startBackend } from './backend.ts';
 import { ask, beginSend, type Connection, open, raw, rawRequest } from './client.ts';
 import { several, slots, tokens } from './configs.ts';
+import { SIDE_BY_SIDE, test } from './guard.ts';
 import {
   answerAll,
   arrived,
@@ -21,7 +22,6 @@ import {
   startHeld,
   statusFor,
 } from './held.ts';
-import { SIDE_BY_SIDE } from './runtime.ts';
 import {
   ABOUT,
   basic,

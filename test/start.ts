@@ -8,15 +8,15 @@ import http from 'node:http';
 import net from 'node:net';
 import { join } from 'node:path';
 import { text as readText } from 'node:stream/consumers';
-import type { TestContext } from 'node:test';
 import { fileURLToPath } from 'node:url';
 import type { GatewayConfig, GatewayOptions, TokenConfig } from '../gateway.ts';
-import { addEvidence, assert, shown, until } from './assertions.ts';
+import { assert, lastOf, shown, until } from './assertions.ts';
 import { type Backend, type Respond, startBackend, startRawBackend } from './backend.ts';
 import { addressOf } from './client.ts';
 import { lostMs } from './clock.ts';
 import { fileWith, HERE, PACKAGE } from './files.ts';
 import { createGateway, FILE, run } from './gateway.ts';
+import type { TestContext } from './guard.ts';
 import { isNode, LOADER } from './runtime.ts';
 import { SECRET } from './samples.ts';
 
@@ -54,7 +54,7 @@ export async function startGateway(
     const get = (): number => headersTimeout && headersTimeout + lostMs(headersTimeout);
     Object.defineProperty(server, 'headersTimeout', { get });
   }
-  addEvidence(t, () => ['the gateway logged', log.map((line) => shown(line.replace(/^."time":".*?",/, '{'), 400))]);
+  t.onFailure(() => lastOf('the gateway logged', log.map((line) => shown(line.replace(/^."time":".*?",/, '{'), 400))));
   const close = (): Promise<void> => gateway.close();
   t.after(() => {
     server.closeAllConnections();

@@ -1,9 +1,9 @@
-import { suite, test } from 'node:test';
+import { suite } from 'node:test';
 import { assert } from './assertions.ts';
 import { Template } from './gateway.ts';
+import { SIDE_BY_SIDE, test } from './guard.ts';
 import { LIMIT, render } from './hooks.ts';
 import { literal, unescaped } from './rows.ts';
-import { SIDE_BY_SIDE } from './runtime.ts';
 import { MIB } from './samples.ts';
 
 /**

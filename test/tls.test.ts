@@ -1,7 +1,6 @@
-import { AsyncLocalStorage } from 'node:async_hooks';
 import { writeFileSync } from 'node:fs';
 import https from 'node:https';
-import { suite, test } from 'node:test';
+import { suite } from 'node:test';
 import { statusOf } from './answers.ts';
 import { assert, closed, linesOf, until } from './assertions.ts';
 import { startBackend } from './backend.ts';
@@ -9,8 +8,9 @@ import { certificate, CERTS } from './certificates.ts';
 import { type Address, ask, open, raw, statusesOf } from './client.ts';
 import { AT_INFO } from './configs.ts';
 import { fileWith } from './files.ts';
+import { SIDE_BY_SIDE, test } from './guard.ts';
+import { holdIntervals } from './intervals.ts';
 import { bytesOf } from './rows.ts';
-import { SIDE_BY_SIDE } from './runtime.ts';
 import { ABOUT, BEARER, HEALTH, HELLO, MESSAGE, SECRET, sized } from './samples.ts';
 import { cli, PATIENT_MS, startBoth, startGateway } from './start.ts';
 import { accepted, RECEIVING, startReceiving } from './websocket.ts';
@@ -116,18 +116,11 @@ suite('tls', SIDE_BY_SIDE, () => { // Nothing else ended a TLS handshake, and a 
     const [beginMs, endMs] = [Date.parse('2026-11-21T03:10:21Z'), Date.parse('2126-10-28T03:10:21Z')];
     const tls = certificate(t);
     const backend = await startBackend(t);
-    const days: (() => void)[] = [];
-    const own = new AsyncLocalStorage<true>(); // other tests start gateways at the same time
-    const { setInterval } = globalThis;
-    const noting = (run: (...args: unknown[]) => void, everyMs: number, ...args: unknown[]): unknown => {
-      if (everyMs === DAY_MS && own.getStore()) days.push(() => run(...args));
-      return setInterval(run, everyMs, ...args);
-    };
     const clock = { nowMs: endMs - 14 * DAY_MS };
-    globalThis.setInterval = noting as typeof setInterval;
-    const gateway = await own.run(true, () => startGateway(t, backend, { tls }, { now: () => clock.nowMs }))
-      .finally(() => (globalThis.setInterval = setInterval));
-    const nextDay = (): unknown => days.forEach((run) => run());
+    const [gateway, nextDay] = await holdIntervals(
+      (everyMs) => everyMs === DAY_MS,
+      () => startGateway(t, backend, { tls }, { now: () => clock.nowMs }),
+    );
     const warnings = () => linesOf(gateway, /certificate/).map(({ level, message }) => `${level} ${message}`);
     nextDay();
     assert.deepEqual([linesOf(gateway, /^listening$/)[0]!.warning, warnings()], [undefined, []]);

@@ -2,13 +2,13 @@
 
 import http from 'node:http';
 import type { Duplex } from 'node:stream';
-import type { TestContext } from 'node:test';
 import type { GatewayConfig, GatewayOptions } from '../gateway.ts';
 import { type Answer, parseAnswer } from './answers.ts';
 import { until } from './assertions.ts';
 import { seenOf, startBackend } from './backend.ts';
 import { type Address, type Connection, open } from './client.ts';
 import { ALL_FORMS } from './configs.ts';
+import type { TestContext } from './guard.ts';
 import { parseRow } from './rows.ts';
 import { RECEIVE, SECRET } from './samples.ts';
 import { startGateway } from './start.ts';

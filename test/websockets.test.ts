@@ -1,15 +1,18 @@
 import { once } from 'node:events';
 import net from 'node:net';
 import type { Duplex } from 'node:stream';
-import { suite, test } from 'node:test';
+import { suite } from 'node:test';
 import type { GatewayConfig, TokenConfig } from '../gateway.ts';
 import { outcomeOf, parseAnswer } from './answers.ts';
 import { assert, assertDenied, closed, linesOf, pass, requests, until, within } from './assertions.ts';
 import { ask, openHalf } from './client.ts';
+import { tokens } from './configs.ts';
+import { SIDE_BY_SIDE, test } from './guard.ts';
 import { send, settled } from './held.ts';
+import { holdIntervals } from './intervals.ts';
 import { type Look, takeLookup } from './lookups.ts';
 import { parseRow } from './rows.ts';
-import { ON_NODE, SIDE_BY_SIDE } from './runtime.ts';
+import { ON_NODE } from './runtime.ts';
 import { FROM, HANDSHAKE, MIB, OTHER, RECEIVE, SECRET, STRANGER, TO } from './samples.ts';
 import { ACCEPTED, accepted, declined, RECEIVING, startReceiving, type UpgradeHandler, wish } from './websocket.ts';
 
@@ -335,6 +338,25 @@ suite('websockets', SIDE_BY_SIDE, () => {
     assert.doesNotMatch(text(), /a message/);
     await until(() => linesOf(gateway, /websocket closed/).length === 1);
     assert.equal(linesOf(gateway, /websocket closed/)[0]!.reason, 'no_longer_allowed');
+  });
+
+  test('WebSocket: one whose token has expired is closed within a minute', async (t) => {
+    const expires = '2027-06-30T12:00:00Z';
+    let nowMs = Date.parse(expires) - 1;
+    const [{ gateway }, sweep] = await holdIntervals(
+      (everyMs) => everyMs <= 60_000,
+      () => startReceiving(t, undefined, tokens({ expires }, {}), { now: () => nowMs }),
+    );
+    const { socket } = await accepted(t, gateway);
+    const other = await accepted(t, gateway, `bearer ${OTHER}`);
+    sweep();
+    assert.equal(linesOf(gateway, /websocket closed/).length, 0);
+    nowMs++;
+    sweep();
+    await closed(socket, 'the WebSocket of the expired token to be closed');
+    await until(() => linesOf(gateway, /websocket closed/).length === 1);
+    const { token, reason } = linesOf(gateway, /websocket closed/)[0]!;
+    assert.deepEqual([token, reason, other.socket.destroyed], ['test', 'no_longer_allowed', false]);
   });
 
   test('WebSocket: a client that keeps sending before its handshake has a response is disconnected', async (t) => {

@@ -1,13 +1,13 @@
 import { writeFileSync } from 'node:fs';
 import http from 'node:http';
 import { join } from 'node:path';
-import { test } from 'node:test';
 import type { GatewayConfig } from '../../gateway.ts';
 import { assert, logLines, problemsOf, until } from '../assertions.ts';
 import { type Ask, ask } from '../client.ts';
 import { ALL_FORMS, TOKEN_SETTINGS, tokens } from '../configs.ts';
 import { folder, SETTING_ROWS } from '../files.ts';
 import { BodyScan, createGateway, loadSettings, parseTarget } from '../gateway.ts';
+import { test } from '../guard.ts';
 import { isNode } from '../runtime.ts';
 import { AS_MULTIPART, BEARER, DEFAULTS, MIB, OTHER, SECRET, SECRETS, URLENCODED } from '../samples.ts';
 import { startBoth, startProcess } from '../start.ts';

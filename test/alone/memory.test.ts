@@ -2,7 +2,6 @@ import { once } from 'node:events';
 import { readFileSync } from 'node:fs';
 import http from 'node:http';
 import net from 'node:net';
-import { test, type TestContext } from 'node:test';
 import { setFlagsFromString } from 'node:v8';
 import { runInNewContext } from 'node:vm';
 import { outcomeOf } from '../answers.ts';
@@ -11,6 +10,7 @@ import { type Backend, type Seen, startBackend } from '../backend.ts';
 import { addressOf, ask, beginSend, connect, open } from '../client.ts';
 import { tokens } from '../configs.ts';
 import { createGateway } from '../gateway.ts';
+import { test, type TestContext } from '../guard.ts';
 import { isNode } from '../runtime.ts';
 import {
   ABOUT,

@@ -1,6 +1,6 @@
-import { test } from 'node:test';
 import { assert } from '../assertions.ts';
 import { read } from '../files.ts';
+import { test } from '../guard.ts';
 
 const SEED = Number(process.env.TEST_SEED ?? Date.now() % 1e9);
 

@@ -1,10 +1,10 @@
 import { readFileSync } from 'node:fs';
-import { test } from 'node:test';
-import { assert } from '../assertions.ts';
-import { startBackend } from '../backend.ts';
-import { isNode } from '../runtime.ts';
-import { SECRET } from '../samples.ts';
-import { cli } from '../start.ts';
+import { assert } from './assertions.ts';
+import { startBackend } from './backend.ts';
+import { test } from './guard.ts';
+import { isNode } from './runtime.ts';
+import { SECRET } from './samples.ts';
+import { cli } from './start.ts';
 
 test('a port that cannot be opened is an error with advice', async (t) => {
   const { host, port } = await startBackend(t);

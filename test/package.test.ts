@@ -2,13 +2,13 @@ import { execFile } from 'node:child_process';
 import { readdirSync } from 'node:fs';
 import { cp, mkdir, symlink } from 'node:fs/promises';
 import { dirname, join } from 'node:path';
-import { test } from 'node:test';
 import { promisify } from 'node:util';
-import { assert } from '../assertions.ts';
-import { askAsCurl } from '../client.ts';
-import { folder, HERE, PACKAGE } from '../files.ts';
-import { isNode } from '../runtime.ts';
-import { type Program, runProcess, startDemo } from '../start.ts';
+import { assert } from './assertions.ts';
+import { askAsCurl } from './client.ts';
+import { folder, HERE, PACKAGE } from './files.ts';
+import { test } from './guard.ts';
+import { isNode } from './runtime.ts';
+import { type Program, runProcess, startDemo } from './start.ts';
 
 test('npm pack makes a package that runs under its own name once installed', {
   skip: !isNode && 'npm is for Node',
