@@ -56,6 +56,7 @@ export const INVARIANTS = {
   10: 'A process survives whatever is written to it, writes nothing to standard error, and exits with 0 on SIGTERM.',
   11: 'A message goes to the intended recipient, with the intended text, or is refused with a 4xx.',
   12: 'Counts are true: GET /metrics has what clients got and the backend took, and the log how many lines it lacks.',
+  13: 'What one token posts changes nothing for another: its requests end as in a process that has read no others.',
 } as const;
 type Invariant = keyof typeof INVARIANTS;
 
@@ -1696,6 +1697,16 @@ function writeWire({ line, upgrade, form, wrong, framing, body, closes }: WireRe
   return Buffer.from(`${lines.join('\r\n')}\r\n\r\n${extended}`, 'latin1');
 }
 
+/** Starts the process of a gateway with this configuration. */
+function spawnGateway(configFile: string): ChildProcess {
+  const loader = process.execArgv.filter((arg) => !/^--test|^--eval/.test(arg));
+  const run = 'Deno' in globalThis ? ['run', '-A', '--no-check'] : loader;
+  return spawn(process.execPath, [...run, fileURLToPath(FILE), '--config', configFile], {
+    stdio: ['ignore', 'pipe', 'pipe'],
+    env: { PATH: process.env.PATH, HOME: process.env.HOME, LOG_LEVEL: 'debug', LOG_FORMAT: 'json' },
+  });
+}
+
 /** A gateway's process with its stand-in, for one world. */
 class House {
   readonly play: Play;
@@ -1729,12 +1740,7 @@ class House {
     writeFileSync(cert, PEMS[0]!);
     writeFileSync(key, PEMS[1]!);
     writeFileSync(config, JSON.stringify({ ...this.play.config(), ...(isTls && { tls: { cert, key } }) }));
-    const loader = process.execArgv.filter((arg) => !/^--test|^--eval/.test(arg));
-    const run = 'Deno' in globalThis ? ['run', '-A', '--no-check'] : loader;
-    this.#child = spawn(process.execPath, [...run, fileURLToPath(FILE), '--config', config], {
-      stdio: ['ignore', 'pipe', 'pipe'],
-      env: { PATH: process.env.PATH, HOME: process.env.HOME, LOG_LEVEL: 'debug', LOG_FORMAT: 'json' },
-    });
+    this.#child = spawnGateway(config);
     this.#exit = once(this.#child, 'exit');
     this.#child.stderr!.on('data', (chunk) => this.#errors += chunk);
     this.#child.stdout!.setEncoding('utf8').on('data', (chunk: string) => this.#read(chunk));
@@ -1886,8 +1892,8 @@ async function playLog({ seed, parts }: Batch<'log'>): Promise<Find[]> {
 
 // ── A DESK: ONE REQUEST AT A TIME ────────────────────────────────────────────────────────────────
 // The worlds above are about time and bytes. The kinds below are about decisions: hundreds of requests a second, one
-// after the other, to a gateway in this process. The desk's backend keeps what it got, and answers with 201 or with
-// what `X-Answer` says (0: it breaks off). It models nothing else of the real backend.
+// after the other, to a gateway in this process, or in one of its own. The desk's backend keeps what it got, and
+// answers with 201 or with what `X-Answer` says (0: it breaks off). It models nothing else of the real backend.
 
 /** A request as a program makes it; `headers` may hold a name twice. */
 type Letter = { method: string; path: string; headers: Record<string, string | string[]>; body?: string | undefined };
@@ -1917,7 +1923,8 @@ class Desk {
   readonly seen = new Map<string, Seen[]>();
   readonly lines: Line[] = [];
   clockMs = Date.UTC(2026, 0, 1);
-  #gateway!: Gateway;
+  #gateway: Gateway | undefined;
+  #child: ChildProcess | undefined;
   #port = 0;
   readonly #agent = new http.Agent({ keepAlive: true });
   readonly #backend = http.createServer((req, res) => {
@@ -1934,16 +1941,42 @@ class Desk {
   });
 
   /** Opens a gateway, whose backend has a path and userinfo. @param tokens their settings, without secrets. */
-  async open(tokens: Record<string, object>, config: GatewayConfig): Promise<void> {
+  async open(tokens: Record<string, object>, config: GatewayConfig, isApart = false): Promise<void> {
     watch(this, true);
     await once(this.#backend.listen(0, '127.0.0.1'), 'listening');
     const url = `http://user:word@127.0.0.1:${(this.#backend.address() as AddressInfo).port}/base`;
     const secrets = Object.entries(tokens).map(([name, token]) => [name, { secret: secretOf(name), ...token }]);
-    this.#gateway = createGateway({
+    const whole: GatewayConfig = {
       ...{ listen: '127.0.0.1:0', backend: { url, wait: '0' }, auth: { methods: FORMS }, shutdown: '1s' },
       ...{ log: { level: 'debug', format: 'json' }, tokens: Object.fromEntries(secrets), ...config },
-    }, { now: () => this.clockMs, log: (text) => this.lines.push(readLine(text, this)) });
+    };
+    if (isApart) return await this.#openApart(whole);
+    this.#gateway = createGateway(whole, { now: () => this.clockMs, log: (text) => this.#keep(text) });
     this.#port = Number(new URL(await this.#gateway.listen()).port);
+  }
+
+  /** Opens a gateway in a process of its own. */
+  async #openApart(config: GatewayConfig): Promise<void> {
+    const folder = mkdtempSync(join(tmpdir(), 'gateway-fuzz-'));
+    const file = join(folder, 'gateway.json');
+    writeFileSync(file, JSON.stringify(config));
+    const child = this.#child = spawnGateway(file);
+    let [rest, errors] = ['', ''];
+    child.stderr!.on('data', (chunk) => errors += chunk);
+    child.stdout!.setEncoding('utf8').on('data', (chunk: string) => {
+      const texts = (rest + chunk).split('\n');
+      rest = texts.pop()!;
+      for (const text of texts) this.#keep(text);
+    });
+    await until(() => this.#port > 0 || child.exitCode !== null, 30_000);
+    rmSync(folder, { recursive: true });
+    if (this.#port === 0) throw new Error(`the gateway's process does not listen: ${errors}`);
+  }
+
+  #keep(text: string): void {
+    const line = readLine(text, this);
+    this.lines.push(line);
+    if (line.message === 'listening') this.#port = Number(new URL(String(line.listen)).port);
   }
 
   find(invariant: Invariant, what: string, about: unknown = {}): void {
@@ -1957,7 +1990,8 @@ class Desk {
   async close(): Promise<void> {
     watch(this, false);
     this.#agent.destroy();
-    await this.#gateway.close();
+    await this.#gateway?.close();
+    if (this.#child?.kill('SIGKILL')) await once(this.#child, 'close');
     this.#backend.close();
   }
 }
@@ -1966,6 +2000,9 @@ class Desk {
 // Bodies as programs and people post them to a token that makes sends. The generator decides what is meant before it
 // writes: a text, an intended recipient or none, and a client's encoding. It writes no raw text that is itself a
 // well-encoded form, and no unencoded value that another client would have meant encoded.
+//
+// In some worlds another token posts bodies before these, which share their names, and try to change how they are read.
+// There each body is also posted to a gateway in a process that reads no body of the other token.
 
 const ENCODINGS = words('json shell form bare lines multipart text query get payload');
 /** How a recipient is named: by a send's own field, with what programs write around it, and by names that are data. */
@@ -1990,6 +2027,24 @@ interface Meaning {
   hasFile?: boolean;
   /** How the fields are ordered. */
   order: number;
+  /** What is escaped in JSON: the last character of each name, or, as by Python and PHP, what is not ASCII. */
+  escaped?: 'last' | 'foreign' | undefined;
+  /** What another token posts before it. */
+  before?: Intrusion[];
+}
+
+/**
+ * How another token tries to change how a body is read: by a name that ends in a backslash where the body's has another
+ * last character, by names that JavaScript gives a meaning, by very many names, or by other values of the same names.
+ */
+const INTRUSIONS = words('backslash proto constructor many values');
+
+/** A body of another token: what it tries, how it is encoded, and which name of the next body it changes. */
+interface Intrusion {
+  token: 'intruder' | 'other';
+  kind: (typeof INTRUSIONS)[number];
+  way: 'json' | 'payload' | 'form';
+  name: number;
 }
 
 const THIRD = '+15550100003';
@@ -1998,10 +2053,12 @@ const defaults = { number: FROM, recipients: [TO] };
 const MEANING_TOKENS = {
   plain: { defaults },
   open: { defaults, recipients: [TO, THIRD, ELSE, FROM, 'group.*'] },
-  templated: { defaults, message: '{{text}}{{message}}' },
+  templated: { defaults, message: '{{text}}{{message}}{{priorité}}' },
   whole: { defaults, message: '{{.}}{{payload}}{{data}}{{message}}' },
-  unaddressed: { defaults: { number: FROM }, message: '{{text}}{{message}}' },
+  unaddressed: { defaults: { number: FROM }, message: '{{text}}{{message}}{{priorité}}' },
 };
+/** The tokens of intrusions: the bodies of one are made into sends, and those of the other are scanned. */
+const INTRUDERS = { intruder: { defaults: { number: FROM, recipients: [ELSE] }, message: '{{.}}' }, other: {} };
 
 /** Pieces of texts, with everything that is difficult to encode. None starts a JSON object, and none names a field. */
 const PIECES = ('Backup done|5 files|AT&T|Tom & Jerry|temp=23|x = 1|a=b&c|100%|50% off|"quoted"|it\'s|Tür|🚪|C:\\dir|' +
@@ -2021,6 +2078,7 @@ function genMeaning(draw: Draw): Meaning {
   const others: Meaning['others'] = [
     ...(draw.chance(0.5) ? [['sensor', draw.pick(['Door 1', 'door', '5'])]] : []),
     ...(draw.chance(0.4) ? [['title', draw.pick(['Back up', 'Backup', 'x=y'])]] : []),
+    ...(/json|payload/.test(way) && draw.chance(0.4) ? [['priorité', 'haute']] : []),
     ...(hasSecret ? [[draw.pick(['auth', 'auth', '@auth']), secretOf('plain')]] : []),
   ] as Meaning['others'];
   const isForm = /form|bare|lines|text|payload/.test(way);
@@ -2033,7 +2091,23 @@ function genMeaning(draw: Draw): Meaning {
     name: draw.chance(0.7) ? draw.pick(OWN_NAMES) : draw.pick(OTHER_NAMES),
     declared: draw.pick(isForm ? formTypes : types),
     ...((way === 'multipart' || way === 'payload') && draw.chance(0.4) && { hasFile: true }),
+    ...(/json|payload|query/.test(way) && { escaped: draw.pick(['last', 'foreign', undefined] as const) }),
   };
+}
+
+/** Makes a world of meanings. In every fourth, another token posts between them. */
+function genMeanings(seed: number): Batch<'meaning'> {
+  const world = batches('meaning', 60, genMeaning)(seed);
+  const draw = generator(seed, 'intrusions');
+  const genIntrusion = (): Intrusion => ({
+    token: draw.chance(0.8) ? 'intruder' : 'other',
+    kind: draw.pick(INTRUSIONS),
+    way: draw.pick(['json', 'json', 'json', 'payload', 'form']),
+    name: draw.below(8),
+  });
+  if (!draw.chance(0.25)) return world;
+  for (const part of world.parts) if (draw.chance(0.5)) part.before = Array.from({ length: 2 }, genIntrusion);
+  return world;
 }
 
 /** Whether a text means the same to a client that encodes nothing and to a form's reader. */
@@ -2041,12 +2115,20 @@ const isBare = (text: string): boolean => !/\+|%[0-9a-f]{2}|&[^&]*=|\n|;/i.test(
 
 const FORM_SAFE = (text: string): string => encodeURIComponent(text).replaceAll('%20', '+');
 
-/**
- * Writes a meaning in its way. @returns the request; whether the default recipients would be wrong; and the texts of
- * which one is meant, undefined if a template shows more.
- */
-function writeMeaning(meaning: Meaning): { letter: Letter; isNamed: boolean; texts: string[] | undefined } {
-  const { token, way, text, times, wanted, name, declared, others, hasFile, order } = meaning;
+/** A meaning as it is written. */
+interface Written {
+  letter: Letter;
+  /** The names of its JSON, in order. */
+  names: string[];
+  /** Whether the default recipients would be wrong. */
+  isNamed: boolean;
+  /** The texts of which one is meant; undefined if a template shows more. */
+  texts: string[] | undefined;
+}
+
+/** Writes a meaning in its way. @param unique a name that no body of an earlier world has. */
+function writeMeaning(meaning: Meaning, unique: string): Written {
+  const { token, way, text, times, wanted, name, declared, others, hasFile, order, escaped } = meaning;
   const draw = generator(order, 'order');
   const textName = /ed$/.test(token) ? draw.pick(['text', 'message']) : 'message';
   const shuffled = <T>(list: T[]): T[] =>
@@ -2058,8 +2140,11 @@ function writeMeaning(meaning: Meaning): { letter: Letter; isNamed: boolean; tex
     ...(way === 'query' ? [] : others),
   ] as [string, string][]);
   const wantedAs = (key: string): unknown => wanted.length > 1 || /^recipients/i.test(key) ? wanted : wanted[0];
-  const object = (list: [string, string][]): string =>
-    JSON.stringify(Object.fromEntries(list.map(([key, value]) => [key, key === name ? wantedAs(key) : value])));
+  const membersOf = (list: [string, string][]): Record<string, unknown> => ({
+    ...(escaped && { [unique]: 1 }),
+    ...Object.fromEntries(list.map(([key, value]) => [key, key === name ? wantedAs(key) : value])),
+  });
+  const object = (list: [string, string][]): string => escapeJson(JSON.stringify(membersOf(list)), escaped);
   const encoded = pairs.map((pair) => pair.map(draw.chance(0.5) ? FORM_SAFE : encodeURIComponent).join('=')).join('&');
   const bare = pairs.map(([key, value]) => `${key}=${key === name ? draw.pick([value, FORM_SAFE(value)]) : value}`);
   const isMultipart = way === 'multipart' || (way === 'payload' && hasFile);
@@ -2090,8 +2175,38 @@ function writeMeaning(meaning: Meaning): { letter: Letter; isNamed: boolean; tex
   const isNamed = wanted.length > 0 && (OWN_NAMES as string[]).includes(name) && !isTextOnly && !isData;
   const isForm = way === 'bare' ? bare[0]!.startsWith('message=') : !/^(?:lines|shell)$/.test(way);
   const isShown = /plain|open/.test(token) || (token !== 'whole' && times === 1);
-  const texts = isShown ? isForm ? [text] : [text, body] : undefined;
-  return { letter, isNamed, texts };
+  const priority = /ed$/.test(token) ? others.find(([key]) => key === 'priorité')?.[1] ?? '' : '';
+  const texts = isShown ? isForm ? [text + priority] : [text, body] : undefined;
+  const names = Object.keys(membersOf(way === 'query' ? [[textName, text]] : pairs));
+  return { letter, names, isNamed, texts };
+}
+
+/** Writes characters of JSON as escapes, which change nothing. */
+function escapeJson(json: string, escaped: Meaning['escaped']): string {
+  const escape = (char: string): string => `\\u${char.charCodeAt(0).toString(16).padStart(4, '0')}`;
+  if (escaped === 'foreign') return json.replace(/[^ -~]/g, escape);
+  if (escaped === undefined) return json;
+  const strings = /"(?:[^"\\]|\\.)*"(:?)/g;
+  return json.replace(strings, (text, colon) => colon ? text.replace(/[^"\\](?=":$)/, escape) : text);
+}
+
+/** Writes the body of another token. @param names those of the next body. */
+function writeIntrusion({ token, kind, way, name }: Intrusion, names: string[]): Letter {
+  const own: Record<string, unknown> = { number: FROM, recipients: [ELSE], message: 'not meant' };
+  const at = name % names.length;
+  const same = names.map((each) => [each, own[each] ?? 'not meant']);
+  const members: Record<Intrusion['kind'], () => unknown[][]> = {
+    backslash: () => [...same.slice(0, at), [`${names[at]!.slice(0, -1)}\\`, 0]],
+    proto: () => [...same, ['__proto__', own]],
+    constructor: () => [...same, ['constructor', { prototype: own }], ['toString', own]],
+    many: () => [...same, ...Array.from({ length: 3000 }, (_, i) => [`${names[0]}-${i}`, i])],
+    values: () => same,
+  };
+  const list = members[kind]() as [string, unknown][];
+  const json = JSON.stringify(Object.fromEntries(list));
+  const form = list.map((pair) => pair.map((each) => encodeURIComponent(String(each))).join('='));
+  const body = { json, payload: `payload=${encodeURIComponent(json)}`, form: form.join('&') }[way];
+  return { method: 'POST', path: '/v2/send', headers: { Authorization: `Bearer ${secretOf(token)}` }, body };
 }
 
 function multipart(pairs: [string, string][], hasFile = false): string {
@@ -2100,30 +2215,56 @@ function multipart(pairs: [string, string][], hasFile = false): string {
   return `${parts.map((part) => `--b\r\nContent-Disposition: form-data${part}\r\n`).join('')}--b--\r\n`;
 }
 
-/** Posts what is meant, and compares it with what arrives (invariants 8 and 11). */
+/**
+ * How many worlds of meanings were played. V8 remembers the names of JSON as long as a process lives, so each world has
+ * a name of its own before them: a world that was reduced fails because of its own bodies or not at all.
+ */
+let playedMeanings = 0;
+
+/** Posts what is meant, and compares it with what arrives (invariants 8, 11 and 13). */
 async function playMeanings({ parts }: Batch<'meaning'>): Promise<Find[]> {
-  const desk = new Desk();
-  await desk.open(MEANING_TOKENS, { allow: ['send', 'GET /v2/send'] });
+  const unique = `unique${playedMeanings++}`;
+  const [desk, fresh] = [new Desk(), new Desk()];
+  const hasIntruder = parts.some(({ before }) => before);
+  const config: GatewayConfig = { allow: ['send', 'GET /v2/send'] };
+  await desk.open({ ...MEANING_TOKENS, ...INTRUDERS }, config);
+  if (hasIntruder) await fresh.open(MEANING_TOKENS, config, true);
   for (const [i, meaning] of parts.entries()) {
-    const { letter, isNamed, texts } = writeMeaning(meaning);
-    const { status } = await desk.ask(`m${i}`, letter);
-    const about = { sent: letter.body ?? letter.path, ...meaning };
-    const seen = desk.seen.get(`m${i}`) ?? [];
-    if (status === 201) came(`meaning ${meaning.way}`);
-    if (seen.length !== (status === 201 ? 1 : 0)) desk.find(2, `${status}, and ${seen.length} requests arrived`, about);
-    if (status !== 201 && (status < 400 || status > 499)) desk.find(11, `a body is answered with ${status}`, about);
-    if (seen.length === 0) continue;
-    const { recipients, message } = JSON.parse(seen[0]!.body);
-    const [wanted, to] = [isNamed ? meaning.wanted : [TO], recipients ?? []].map((list) => String(list.toSorted()));
-    if (to !== wanted) desk.find(11, `a message for ${wanted} goes to ${to}`, about);
-    const isConfined = /plain|templated|whole/.test(meaning.token);
-    if (isConfined && to !== TO) desk.find(3, `a token for ${TO} sends to ${to}`, about);
-    const isMeant = texts === undefined || texts.includes(String(message));
-    if (!isMeant) desk.find(11, `another text arrives, ${JSON.stringify(message)}`, about);
-    if (String(message).includes(WORD)) desk.find(8, 'a credential is in a text', about);
+    const written = writeMeaning(meaning, unique);
+    for (const [j, intrusion] of (meaning.before ?? []).entries()) {
+      const { status } = await desk.ask(`m${i}-${j}`, writeIntrusion(intrusion, written.names));
+      if (status === 201) came(`intrusion ${intrusion.kind}`);
+    }
+    const told = await desk.ask(`m${i}`, written.letter);
+    checkMeaning(desk, meaning, written, told, desk.seen.get(`m${i}`) ?? []);
+    if (!hasIntruder) continue;
+    const outcomeOf = ({ seen }: Desk, { status, code }: Told): string =>
+      `${status} ${code}, ${seen.get(`m${i}`)?.map(({ url, body }) => `${url} ${body}`)}`;
+    const [own, other] = [outcomeOf(desk, told), outcomeOf(fresh, await fresh.ask(`m${i}`, written.letter))];
+    const about = { own, other, sent: written.letter.body, ...meaning };
+    if (own !== other) desk.find(13, "another token's body changes what becomes of one", about);
   }
   await desk.close();
-  return desk.finds;
+  if (hasIntruder) await fresh.close();
+  return [...desk.finds, ...fresh.finds];
+}
+
+/** Compares what is meant with what arrives. */
+function checkMeaning(desk: Desk, meaning: Meaning, written: Written, { status }: Told, seen: Seen[]): void {
+  const { letter, isNamed, texts } = written;
+  const about = { sent: letter.body ?? letter.path, ...meaning };
+  if (status === 201) came(`meaning ${meaning.way}`);
+  if (seen.length !== (status === 201 ? 1 : 0)) desk.find(2, `${status}, and ${seen.length} requests arrived`, about);
+  if (status !== 201 && (status < 400 || status > 499)) desk.find(11, `a body is answered with ${status}`, about);
+  if (seen.length === 0) return;
+  const { recipients, message } = JSON.parse(seen[0]!.body);
+  const [wanted, to] = [isNamed ? meaning.wanted : [TO], recipients ?? []].map((list) => String(list.toSorted()));
+  if (to !== wanted) desk.find(11, `a message for ${wanted} goes to ${to}`, about);
+  const isConfined = /plain|templated|whole/.test(meaning.token);
+  if (isConfined && to !== TO) desk.find(3, `a token for ${TO} sends to ${to}`, about);
+  const isMeant = texts === undefined || texts.includes(String(message));
+  if (!isMeant) desk.find(11, `another text arrives, ${JSON.stringify(message)}`, about);
+  if (String(message).includes(WORD)) desk.find(8, 'a credential is in a text', about);
 }
 
 // ── RULES ────────────────────────────────────────────────────────────────────────────────────────
@@ -2379,7 +2520,7 @@ const CALMER = [{ phases: [] }, { deafMs: [0] }];
 
 /** The kinds of worlds, in the order of a round. */
 const WORLDS: { [K in WorldKind]: WorldRow<Worlds[K]> } = {
-  meaning: { make: batches('meaning', 60, genMeaning), play: playMeanings, smaller: [], share: 1, side: 1 },
+  meaning: { make: genMeanings, play: playMeanings, smaller: [], share: 1, side: 1 },
   rules: { make: batches('rules', 60, genCase), play: playCases, smaller: [], share: 1, side: 1 },
   counts: { make: batches('counts', 60, genCounted), play: playCases, smaller: [], share: 1, side: 1 },
   log: { make: batches('log', 2, genFlood), play: playLog, smaller: [], share: 1, side: 1 },
@@ -2505,7 +2646,7 @@ async function shrink({ world, find }: Failure, tries = 3): Promise<AnyWorld> {
 function neverCame(): string[] {
   const all = Object.entries({
     ...{ actor: KINDS, answer: ANSWERS, phase: PHASES, rules: Object.keys(CHANGES) },
-    ...{ meaning: ENCODINGS, log: ['dropped'] },
+    ...{ meaning: ENCODINGS, intrusion: INTRUSIONS, log: ['dropped'] },
   }).flatMap(([what, names]) => names.map((name) => `${what} ${name}`));
   return all.filter((name) => !CAME.has(name));
 }

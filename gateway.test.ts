@@ -1709,9 +1709,10 @@ async function fillBuffers(t: TestContext, gateway: Gateway, request = REFUSED) 
   // Ten thousand responses would have the same effect. Less is queued here than would make node:http stop reading. On a
   // loaded machine the kernel takes more a few turns later, and with it all that was queued, so the sum counts.
   for (let turn = 0; turn < 10; turn++) {
-    while (socket.writableLength === 0) socket.write(Buffer.alloc(4096, ' '));
+    while (socket.writableLength === 0 && !socket.destroyed) socket.write(Buffer.alloc(4096, ' '));
     await new Promise(setImmediate);
   }
+  assert.ok(!socket.destroyed, 'the connection was closed before its buffers were full');
   const before = socket.bytesWritten; // with what is queued
   client.write(request);
   await until(() => socket.bytesWritten > before, 'a response that has no room');
@@ -3351,6 +3352,7 @@ table('attack: have a media element fetch anything else than a file; with Range 
     `GET ${target}${target.includes('?') ? '&' : '?'}@auth=${SECRET}`,
   ]),
   `${HELLO} | bearer ;; ${AUTHED(SECRET)} ;; DELETE /v1/groups/${FROM}/${GROUP} | bearer ;; /metrics | basic`,
+  ...['/v1/plugins/avatar', '/v1/plugins/x/avatar', '/swagger/avatar'].map((target) => `GET ${target} | bearer`),
   `* Range: bytes=0- → passes | > Range: bytes=0-`,
   ...FILES.flatMap((file) => [`GET /@auth=${SECRET}${file}`, `GET ${file} | bearer | ${CHROME} | ${CROSS_SITE}`]),
 ]);
@@ -5200,6 +5202,100 @@ table(
   ' \n{"text":"a=b&c=%41 ü 😀"}\n' | Content-Language: en | Content-MD5: x → {"message":"a=b&c=%41 ü 😀"} | > Content-MD5: | > Content-Language:
   {"text":"x"} | X-Hub-Signature-256: y → {"message":"x"} | > X-Hub-Signature-256: y`;
 
+/**
+ * Ends of a key, of which V8 can take each for another one: it compares the source of a key, cut at the length of the
+ * key, with a key that it has seen.
+ */
+const ESCAPED_ENDS = ['\\\\\\/', '\\/x', '\\\\', '\\"', '\\n', '\\u00e9', '\\u0001', '\\u005c', '\\ud83d\\ude00'];
+test('attack: post a key that is then read in place of a key of another token, which ends in another escape', async (t) => {
+  const { backend, gateway } = await startBoth(t, {
+    tokens: {
+      hostile: { secret: OTHER, defaults: DEFAULTS },
+      honest: { secret: SECRET, ...reading('{{titre}}: {{priorité}}') },
+      plain: { secret: `${SECRET}2`, ...TO_ALL },
+    },
+  });
+  const post = async (secret: string, body: string) => {
+    const { status } = await ask(gateway, { headers: { authorization: `Bearer ${secret}` }, body });
+    const sent = backend.seen.splice(0).map((seen) => JSON.parse(String(seen.body)));
+    return status < 400 ? sent[0] : status;
+  };
+  // A hostile body is refused, or is a send of its own. Each pair has a first key of its own: V8 confuses two keys only
+  // after the same keys.
+  const honest: [secret: string, body: string, sent: object][] = [
+    [SECRET, String.raw`"titre":"Alarme","priorit\u00e9":"haute"`, { message: 'Alarme: haute', ...DEFAULTS }],
+    [`${SECRET}2`, String.raw`"message":"x","recipient\u0073":["${THIRD}"]`, {
+      message: 'x',
+      number: FROM,
+      recipients: [THIRD],
+    }],
+  ];
+  for (const [i, [secret, body, sent]] of honest.entries()) {
+    const begin = body.slice(0, body.lastIndexOf('\\u'));
+    for (const [j, end] of ESCAPED_ENDS.entries()) {
+      for (const refused of ['', ',']) {
+        const first = `"k${i}${j}${refused.length}":1`;
+        await post(OTHER, `{${first},${begin}${end}":0${refused}}`);
+        assert.deepEqual(await post(secret, `{${first},${body}}`), sent, `after ${end}`);
+        // In the other order.
+        const second = `"l${i}${j}${refused.length}":1`;
+        assert.deepEqual(await post(secret, `{${second},${body}}`), sent, `before ${end}`);
+        await post(OTHER, `{${second},${begin}${end}":0${refused}}`);
+        assert.deepEqual(await post(secret, `{${second},${body}}`), sent, `again after ${end}`);
+      }
+    }
+  }
+  // A credential, below other keys too.
+  for (const [i, depth] of [1, 2, 3].entries()) {
+    const wrap = (member: string) =>
+      `{"m${i}":${'{"n":'.repeat(depth)}{"x":1,${member}}${'}'.repeat(depth)},"titre":"x"}`;
+    await post(OTHER, wrap(String.raw`"aut\\":0`));
+    const body = wrap(`"aut\\u0068":"${T}"`);
+    assert.deepEqual(await post(SECRET, body), { message: 'x: ', ...DEFAULTS });
+  }
+  assert.doesNotMatch(gateway.log.join(''), SECRETS);
+});
+
+test('attack: keys with an escape are read as they are written, at every depth, whatever was read before', async (t) => {
+  const file = fileWith(t, { tokens: { hook: { secret: SECRET, ...reading('{{.}}') } } });
+  const readAs = async (json: string) => {
+    const { code, stdout, stderr } = await cli(['render', 'hook', '--config', file], { input: json });
+    assert.equal(code, 0, stderr);
+    return JSON.parse(stdout).message; // as text: JSON.parse of the test would confuse the keys, too
+  };
+  for (const [i, first] of ESCAPED_ENDS.entries()) {
+    for (const [j, second] of ESCAPED_ENDS.entries()) {
+      for (const depth of [0, 1, 3]) {
+        // JSON.parse of a single string has no keys to confuse.
+        const key = (end: string) => JSON.parse(`"key${end}"`) as string;
+        const text = (end: string) => `${'{"a":['.repeat(depth)}{"p${i}-${j}":1,"key${end}":0}${']}'.repeat(depth)}`;
+        const value = (end: string) => {
+          let inner: unknown = { [`p${i}-${j}`]: 1, [key(end)]: 0 };
+          for (let level = 0; level < depth; level++) inner = { a: [inner] };
+          return inner;
+        };
+        for (const end of [first, second, first]) {
+          assert.equal(
+            await readAs(text(end)),
+            JSON.stringify(value(end)),
+            `${first} and ${second} ${depth} levels deep`,
+          );
+        }
+      }
+    }
+  }
+});
+
+test('a configuration file is read as it is written, whatever was read before', (t) => {
+  const own = `{"listen":"127.0.0.1:0","token\\u0073":{"phone":{"secret":"${SECRET}","recipient\\u0073":["${TO}"]}}}`;
+  const other = own.replaceAll('\\u0073', '\\\\');
+  const file = fileWith(t, other);
+  const problems = problemsOf(() => loadSettings({ file }));
+  assert.deepEqual(problems.map((problem) => problem.replace(/;.*/, '')), ['the configuration[1]: is not a setting']);
+  const [token] = loadSettings({ file: fileWith(t, own) }).tokens;
+  assert.deepEqual(token!.recipients, new Set([TO]));
+});
+
 const PLUS_JSON = JSON.stringify({ text: 'a=b&c=%41+ü 😀', number: 2 });
 const PLUS_FORM = encodeURIComponent(PLUS_JSON).replaceAll('%20', '+');
 table('a form with the single field "payload" or "data" that holds JSON is that JSON', hook(READS_TEXT))([
@@ -5211,6 +5307,38 @@ table('a form with the single field "payload" or "data" that holds JSON is that 
      -- ${name} = ${PLUS_JSON} | Content-Type: Multipart/Form-Data; boundary="limit"`
   ),
 ]);
+
+table('control characters in a number or a recipient of a form are not removed', hook(TO_ALL))`
+  * Content-Type: ${URLENCODED} | bearer → 400 bad_field
+  'message=x&number=%00&number=%2B490000002' ;; 'message=x&number=%2B490000002&number=%1B%5Bm' ;; 'message=x&number=%2B49000%000002'
+  'message=x&recipients=%2B49222%002222' ;; 'message=x&recipients=%1B%5Bm%2B492222222' ;; 'message=x&recipients=%00' ;; 'message=x&recipients[]=%2B49222%0D2222'
+  'payload={"message":"x","number":"%2B49000\\u00000002"}'
+  * bearer → 400 bad_field
+  -- message = x -- number = \x00 -- number = +490000002 ;; -- message = x -- recipients = +49222\x002222
+  * bearer → 400 bad_json
+  'payload={"message":"x","number":"%2B49000%000002"}' | Content-Type: ${URLENCODED}`;
+
+/** What must not get into a text: a credential in the JSON of a field, whatever stands around it. */
+table(
+  'attack: hide a credential in the JSON of a field that the template shows',
+  hook(reading('{{payload}}{{data}}{{a}}')),
+)`
+  * bearer → 400
+  'payload=%1b[0m{"auth":"${SECRET}"}' ;; 'data=%00{"auth":"${SECRET}"}' ;; 'payload=[{"auth":"${SECRET}"}]' ;; 'data=[1,[{"auth":"${SECRET}"}]]'
+  'payload=%27{"auth":"${SECRET}"}%27' ;; -- payload = [{"auth":"${SECRET}"}] ;; -- data = \x1b[0m{"auth":"${SECRET}"}
+  * ${MADE}
+  {"a":{"b":[{"auth":"${SECRET}"},{"c":1,"Auth":"${SECRET}"}]}} → {"message":"{\"b\":[{},{\"c\":1}]}"}
+  'payload={"x":{"auth":"${SECRET}"}}&y=1' → {"message":"{\"x\":{}}"}
+  'payload=[info] all {well}' → {"message":"[info] all {well}"} ;; 'data=[1' → {"message":"[1"}`;
+
+table('the names of fields in a refusal are short enough to hold no secret', hook())`
+  * bearer → 400
+  GET /v2/send?message=x&@auth${SECRET} | @ {"defaults":{},"allow":["GET /v2/send"]}
+  POST /v2/send?x${SECRET};recipients=x | {"message":"x"} ;; POST /v2/send?recipients[${SECRET}]=x | {"message":"x"}
+  {"${SECRET}":1} ;; {"x":1,"recipients[${SECRET}]":1,"message":"x"} ;; {"${SECRET};number":1,"message":"x"}
+  '${SECRET}=&payload=x' | Content-Type: ${URLENCODED} ;; 'message=x&${SECRET};send_at=1' | Content-Type: ${URLENCODED}
+  -- ${SECRET};number; filename="x" = 1
+  {"message":"x","recipients":[],"recipients[${SECRET}]":[],"recipients[${SECRET}]":[]}`;
 
 /**
  * A token that makes sends, and reads the names `alert`, `name`, `status` and `when` in addition to those of a send.
@@ -5781,8 +5909,8 @@ test('with three tokens, all of them together hold no more than 32 MiB', async (
 });
 
 const MANY_KEYS = Array.from({ length: 90_000 }, (_, i) => `"${`k${i}`.padEnd(i < 20 ? 61 : 1, 'x')}":1`);
-const SHOWN_KEYS = MANY_KEYS.slice(0, 20).map((member) => `${member.slice(0, 61)}…"`).join(', ');
-table('the response and the log name what a send lacks, with at most twenty top-level keys, shortened', hook())`
+const SHOWN_KEYS = MANY_KEYS.slice(0, 20).map(() => '…').join(', ');
+table('the response and the log name what a send lacks, with at most twenty short top-level keys', hook())`
   * bearer → 400 bad_field
   @ {"defaults":{}} | {"alerts":[],"status":"x"} → reason=no_message,no_number,no_recipients | "The send would lack message and number and recipients; the body's top-level keys are "alerts", "status". "
   @ {"defaults":{"number":"${FROM}"}} | {"message":"x","recipients":[]} → reason=no_recipients | "The send would lack recipients; the body's top-level keys are "message", "recipients". "
@@ -5885,6 +6013,8 @@ const BAD_SETTINGS = literal`
   {"defaults":{"recipients":["*"]}} ⇒ defaults.recipients[0]: "*" ${IS_NO_RECIPIENT}; ${ALONE}
   {"senders":["*","${FROM}"]} ⇒ senders[0]: "*" is not "+" and 5 to 15 digits; ${ALONE}
   {"recipients":["group.*","*"]} ⇒ recipients[1]: "*" ${IS_NO_RECIPIENT.replace(' or ', ', ')} or group.*; ${ALONE}
+  {"recipients":[["*"]]} ⇒ recipients[0]: ["*"] ${IS_NO_RECIPIENT.replace(' or ', ', ')} or group.*
+  {"senders":[["*"]]} ⇒ senders[0]: ["*"] is not "+" and 5 to 15 digits
   {"senders":["group.*"]} ⇒ senders[0]: "group.*" is not "+" and 5 to 15 digits
   {"defaults":{"constructor":1},"message":[]} ⇒ defaults.constructor: is not a setting ⇒ ${NO_TEMPLATE}
   {"message":"a\n{{#x}}"} ⇒ message: line 2, column 1: "{{#x}}" has no "{{/x}}"
@@ -9426,6 +9556,20 @@ test('API_TOKENS accepts secrets and names, API_TOKENS_FILE one per line, and co
   assert.deepEqual([own, expires, ...methods!], [hashOf(SECRET), Date.parse('2027-06-30T23:59:59.999Z'), 'path']);
 });
 
+test('only the text "*" is everyone: a value of an embedding program that is printed as "*" is a mistake', () => {
+  const star = { toString: () => '*' };
+  const digits = Object.assign(() => {}, { toString: () => FROM });
+  for (const [value, place] of [[[['*']], '[0]'], [star, ''], [[star], '[0]'], [[digits], '[0]']] as const) {
+    for (const key of ['senders', 'recipients']) {
+      const token = { secret: SECRET, [key]: value } as unknown as TokenConfig;
+      const [problem = ''] = problemsOf(() => createGateway({ tokens: { test: token } }));
+      assert.ok(problem.startsWith(`tokens.test.${key}${place}: `), `${key}: ${problem}`);
+    }
+  }
+  const backend = { url: 'http://127.0.0.1:1', parallel: digits } as unknown as GatewayConfig['backend'];
+  assert.equal(problemsOf(() => createGateway({ backend: backend! })).length, 1);
+});
+
 test('an embedding program gets a ConfigError for an unknown option, and a key that is undefined counts as absent', () => {
   const declared = groupsOf(/interface GatewayOptions \{([^]*?)\n\}/.exec(SOURCE)![1]!, /^ {2}(\w+)\?:/gm);
   assert.ok(declared.includes('log') && declared.length > 5, String(declared));
@@ -11308,35 +11452,6 @@ test('the tables of contents match the headings, and every link has a target', (
   const anchors = anchorsOf(README);
   assert.deepEqual(once.split(/\s+/).filter((anchor) => !anchors.includes(anchor)), []);
   assert.equal(new Set(anchors).size, anchors.length);
-  const lines = README.split('\n').length;
-  assert.ok(lines <= 401, `${lines}: README.md is for a first try; the other questions have pages of their own`);
-});
-
-/** Words that read as translated, and how often the pages may have them if a fact needs one. */
-const FOREIGN_WORDS: [words: RegExp, most: number][] = [
-  ...'whoever|anew|in the place of|is told|are told|may need your hand|mended|told to others|nobody asks|reads along'
-    .split('|').map((word): [RegExp, number] => [new RegExp(`\\b${word}\\b`, 'gi'), 2]),
-  [/\bholes?\b/gi, 0],
-  [/\bby itself\b/gi, 3],
-  [/\b(?:every|no|some)body\b/gi, 8],
-];
-
-test('the pages, and the strings of gateway.ts, avoid words that read as translated', () => {
-  const pages = Object.entries(PAGES).map(([name, page]) =>
-    name === 'CHANGELOG.md' ? page.split('\n## 2.0.0')[0]! : page
-  );
-  // Without code, which has its own words, and without anchors, which stay when a heading changes.
-  const text = pages.join('\n').replace(/^ *```[^]*?^ *```$|`[^`\n]*`|\]\([^)]*\)|<a id="[^"]*">/gm, '');
-  const strings = tokensIn(SOURCE).filter((token) => token.includes(' '));
-  assert.ok(
-    strings.some((string) => string.includes('The URL is not')) && strings.length > 200,
-    String(strings.length),
-  );
-  const prose = [text, ...strings].join('\n').replace(/\s+/g, ' ');
-  for (const [words, most] of FOREIGN_WORDS) {
-    const found = Array.from(prose.matchAll(words), ({ index }) => prose.slice(Math.max(0, index - 60), index + 40));
-    assert.ok(found.length <= most, `${words}: ${found.length}\n${found.join('\n')}`);
-  }
 });
 
 test('the pages have at most three code lines wider than 160 characters, and a diagram that fits a phone', () => {
@@ -11511,108 +11626,6 @@ const SECTIONS = SOURCE.split(/^\/\/ #region /m).slice(1).map((text) => {
   return { name, text, code: codeLines(text.slice(name.length)) };
 });
 
-/** The first lines of functions and methods. */
-const FUNCTIONS = [
-  /^()(?:async )?function\*? (\w+)/,
-  /^( {2})(?!(?:if|for|while|switch|super)\b)(?:async |get |static |\*)*(#?\w+)\(.*[({]$/,
-];
-
-/** Functions, methods and classes, from the line with the name to the closing brace in the same column. */
-function bodiesOf(kind: RegExp, source = SOURCE): { name: string; lines: number }[] {
-  const lines = source.split('\n');
-  return lines.flatMap((line, i) => {
-    const [, indent, name] = kind.exec(line) ?? [];
-    if (name === undefined || lines[i]!.endsWith(';')) return [];
-    const end = lines.findIndex((other, j) => j > i && other === `${indent}}`);
-    return [{ name, lines: codeLines(lines.slice(i, end + 1).join('\n')).length }];
-  });
-}
-
-/** The tokens that may start at a position of a TypeScript text; each pattern matches at `lastIndex`. */
-const LEXICAL = {
-  skipped: /(?:\s+|\/\/.*|\/\*[^]*?\*\/)+/y,
-  template: /(?:\\[^]|\$(?!\{)|[^`\\$])*(?:`|\$\{)/y,
-  pattern: /\/(?:\\.|\[(?:\\.|[^\]\\\n])*\]|[^/\\[\n])+\/[a-z]*/y,
-  token:
-    /'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|\d[\w.]*|#?[\w$]+|=>|\.{3}|\?\.(?!\d)|\*\*=?|\?\?=?|&&=?|\|\|=?|[=!]==?|<<=?|[<>]=?|\+\+|--|[-+*/%&|^]=|[^]/y,
-};
-
-/**
- * The lexical tokens of a TypeScript text. A string, a pattern and a piece of a template are one token each; comments
- * do not count. Their number differs from TypeScript's own count by less than one in a thousand.
- */
-function tokensIn(text: string): string[] {
-  const templates: number[] = []; // for each open template, the number of open braces around its `${`
-  const tokens: string[] = [];
-  let [depth, at, last] = [0, 0, ''];
-  const take = (pattern: RegExp): string => {
-    pattern.lastIndex = at;
-    const [found = ''] = pattern.exec(text) ?? [];
-    at += found.length;
-    return found;
-  };
-  for (take(LEXICAL.skipped); at < text.length; take(LEXICAL.skipped)) {
-    const isRest = text[at] === '}' && templates.at(-1) === depth;
-    if (isRest) templates.pop();
-    if (isRest || text[at] === '`') {
-      at++;
-      last = take(LEXICAL.template);
-      if (last.endsWith('{')) templates.push(depth);
-      tokens.push((isRest ? '}' : '') + last);
-    } else {
-      const isPattern = text[at] === '/' && (!/[\w$)\]}"'`]$/.test(last) || last === 'return');
-      last = isPattern ? take(LEXICAL.pattern) : take(LEXICAL.token);
-      depth += Number(last === '{') - Number(last === '}');
-      tokens.push(last);
-    }
-  }
-  return tokens;
-}
-
-const tokensOf = (text: string): number => tokensIn(text).length;
-
-/**
- * The conditionals (`a ? b : c`) of a TypeScript text that are nested in another one, each with the tokens around it.
- */
-function nestedConditionals(text: string): string[] {
-  const tokens = tokensIn(text);
-  const open: number[] = []; // for each unfinished conditional, the number of open brackets around it
-  const nested: string[] = [];
-  let depth = 0;
-  for (const [i, token] of tokens.entries()) {
-    if (/^[)\]]$|^\}/.test(token)) depth--;
-    // A conditional ends at a comma or a semicolon of its own depth, or at a bracket that closes around it.
-    const ends = (own: number): boolean => own > depth || (own === depth && (token === ',' || token === ';'));
-    while (open.length > 0 && ends(open.at(-1)!)) open.pop();
-    if (token === '?' && !/^[:,)]$/.test(tokens[i + 1]!)) { // otherwise it marks an optional member
-      if (open.length > 0) nested.push(tokens.slice(i - 5, i + 6).join(' '));
-      open.push(depth);
-    }
-    if (/^[([{]$|\$\{$/.test(token)) depth++;
-  }
-  return nested;
-}
-
-/** The most lexical tokens of gateway.ts: the next multiple of 500 above the count. */
-const TOKENS_LIMIT = 36_500;
-
-test('the functions of gateway.ts are short, and the file stays within its limit of lexical tokens', () => {
-  assert.ok(tokensOf(SOURCE) <= TOKENS_LIMIT, `${tokensOf(SOURCE)} lexical tokens`);
-  assert.equal(tokensOf("a.b = /[/'}]/.test(`x${{ y: `}` }.y}z`) /* no */ ? 'it\\'s' : b / 2 / c; // nor this"), 27);
-  const functions = FUNCTIONS.flatMap((kind) => bodiesOf(kind));
-  assert.ok(functions.length > 200, `only ${functions.length}`);
-  assert.deepEqual(functions.filter(({ lines }) => lines > 60), []);
-  const flat = 'a ? b : c; f(d ? e : f, g ? `${h}` : i); function j(k?: l) { return m ? n : o; }';
-  assert.deepEqual(nestedConditionals(flat), []);
-  for (const nested of ['a ? b : c ? d : e', 'a ? (b ? c : d) : e', 'a ? `${b ? c : d}` : e']) {
-    assert.equal(nestedConditionals(nested).length, 1, nested);
-  }
-  assert.deepEqual(nestedConditionals(SOURCE), []);
-  const [handle] = /^async function handle\([^]*?^\}/m.exec(SOURCE)!;
-  assert.ok(handle.split('\n').length <= 60, handle);
-  assert.deepEqual([handle.match(/\bcatch\b/g)?.length, handle.match(/\bfinally\b/g)?.length], [1, 1]);
-});
-
 test('functions named refusalOf… return a problem, those named mistakeIn… a text, and all others throw', () => {
   const functions = Array.from(
     SOURCE.matchAll(/^(?:async )?function\*? (\w+)\([^]*?^\}/gm),
@@ -11772,21 +11785,6 @@ test('no field of an exchange is written in more than two sections; keep-alive, 
     assert.equal(SOURCE.match(pattern)?.length, count, `how often gateway.ts has ${pattern}`);
   }
 });
-
-// The sections of gateway.ts: first line, lexical tokens, code lines, and the longest functions.
-if (process.env.MAP) {
-  const row = (name: string, ...numbers: unknown[]): string =>
-    name.padEnd(16) + numbers.map((number) => String(number).padStart(7)).join('');
-  console.log(row('section', 'line', 'tokens', 'code'), ' longest functions');
-  for (const { name, text, code } of SECTIONS) {
-    const line = SOURCE.slice(0, SOURCE.indexOf(text)).split('\n').length;
-    const longest = FUNCTIONS.flatMap((kind) => bodiesOf(kind, text)).sort((a, b) => b.lines - a.lines).slice(0, 3);
-    const found = longest.map((each) => `${each.name} ${each.lines}`).join(', ');
-    console.log(row(name, line, tokensOf(text.slice(name.length)), code.length), '', found);
-  }
-  console.log(row('the file', 1, tokensOf(SOURCE), codeLines(SOURCE).length));
-  process.exit();
-}
 
 test('npm pack makes a package that runs under its own name once installed', {
   skip: !isNode && 'npm is for Node',

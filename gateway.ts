@@ -2142,8 +2142,9 @@ function refusalOfBrowser({ anonymous, cors, trustedProxies }: Rules, { req, cre
  */
 function refusalOfPlayer({ req, target }: Exchange) {
   if (req.headers.range === undefined) return undefined;
-  // A path without a row may act, whatever its last segment.
-  if (target!.route && isStrangersFile(target!)) return undefined;
+  // A path without a row of its own may act, whatever its last segment: a plugin may be called "avatar".
+  const { route } = target!;
+  if (route && route.parts.at(-1) !== '*' && isStrangersFile(target!)) return undefined;
   return withDetail(
     'cross_site',
     'Only attachments and avatars can be requested with a Range header, as media players send.',
@@ -2613,6 +2614,9 @@ const NEVER_DROPPED = /^(?:number|recipients?|base64_attachments?|send_at)$/;
 /** A body that begins like this is meant as JSON, so if it is invalid, it is refused instead of sent as text. */
 const BEGINS_OBJECT = /^\s*\{/;
 
+/** Matches what is meant as a JSON object, but stands within a quote or a bracket: `'{"a":1}'`, as cmd.exe sends it. */
+const WRAPPED_OBJECT = /^['"`[\s\p{Pi}\p{Pf}]+\{/u;
+
 /** Matches `recipients` with what programs write around the name, and "=" or ":": `@recipient=`, `"recipients": `. */
 const NAMED = `(?:[ \\t"'@]|%40)*recipients?(?:[ \\t"'[\\].\\d]|%5[bd])*[=:]`;
 const NAMED_IN_TEXT = new RegExp(`(?:^|[&;\\n]|%0a)${NAMED}`, 'i');
@@ -2623,7 +2627,7 @@ const NAMED_IN_VALUE = new RegExp(`(?:[;\\n]|%0a)${NAMED}`, 'i');
  * name, contain a credential, or arrive garbled.
  */
 const DOUBTS: Hints = [
-  [/^['"`[\s\p{Pi}\p{Pf}]+\{/u, 'begins like JSON, but within a quote or a bracket'],
+  [WRAPPED_OBJECT, 'begins like JSON, but within a quote or a bracket'],
   [/(?:^|[&;\n])[^\S\n]*(?:@|%40)?auth=[^&\s]{16}/i, 'contains a credential, but is not a form: encode each value'],
   [NAMED_IN_TEXT, NAMED_UNENCODED],
   [/^[\w\-.~*+!'()]*(?:%[0-9a-f]{2}[\w\-.~*+!'()]*)+$/i, 'is encoded like a form, but has no "message="'],
@@ -2671,9 +2675,9 @@ async function readSend(exchange: Exchange, body: RequestBody) {
   const target = exchange.target!;
   exchange.target = { ...target, method: SEND_ROUTE.method, query: '' };
   for (const [name] of target.parameters) {
-    if (name.startsWith('@')) throw badField(name, `is a parameter of secured-signal-api; ${MIGRATING}`);
+    if (name.startsWith('@')) throw badField(nameToShow(name), `is a parameter of secured-signal-api; ${MIGRATING}`);
     if (!target.isSendByGet && isNeverDropped(name)) {
-      throw badField(name, 'is in the query, which is ignored for a POST');
+      throw badField(nameToShow(name), 'is in the query, which is ignored for a POST');
     }
   }
   const payload = target.isSendByGet
@@ -2714,14 +2718,21 @@ function readJson(json: Buffer) {
   BodyScan.fieldsOf(json, 'none'); // stricter than JSON.parse: encoding, depth, an object
   const text = json.toString();
   for (const { key } of repeatedKeys(text)) {
-    if (isNeverDropped(key)) throw badField(key, 'may be given only once');
+    if (isNeverDropped(key)) throw badField(nameToShow(key), 'may be given only once');
   }
-  const payload = JSON.parse(text) as JsonObject;
-  // A credential, valid or not, must not get into the text of a message.
-  for (const key of Object.keys(payload)) {
-    if (plainName(key) === 'auth') delete payload[key];
-  }
+  const payload = parseJson(text) as JsonObject;
+  removeCredentials(payload);
   return payload;
+}
+
+/** Removes each member `auth`, at every depth: a credential, valid or not, must not get into the text of a message. */
+function removeCredentials(value: unknown) {
+  if (Array.isArray(value)) return value.forEach(removeCredentials);
+  if (!isObject(value)) return;
+  for (const [key, member] of Object.entries(value)) {
+    if (plainName(key) === 'auth') delete value[key];
+    else removeCredentials(member);
+  }
 }
 
 // The headers of a multipart form (RFC 7578), as encoders write them: curl, browsers, Python, Node, PHP, Go, Java, and
@@ -2770,7 +2781,7 @@ function readPart(part: string): Pair {
   const found = DISPOSITION.exec(head) ?? failMultipart();
   const [, name = '', file] = found.map((text) => text?.replaceAll('"', ''));
   if (file === undefined) return [name, isUtf8(bytes) ? bytes.toString() : failMultipart()];
-  if (isNeverDropped(name) && !/^base64/.test(name)) throw badField(name, 'must be text, not a file');
+  if (isNeverDropped(name) && !/^base64/.test(name)) throw badField(nameToShow(name), 'must be text, not a file');
   const [, type = 'application/octet-stream'] = /^content-type:[ \t]*([\w.+/-]+)/im.exec(head) ?? [];
   const fileName = file.replace(/^.*[/\\]/s, '').replace(/[;,\p{Cc}]/gu, '_');
   const meta = `data:${type};${fileName && `filename=${fileName};`}base64,`;
@@ -2829,16 +2840,25 @@ function readFields(pairs: Iterable<Pair>, token: Token) {
     // An empty field was not filled in. But empty `recipients` must not become the default ones.
     const plain = plainName(name);
     if (plain === 'auth' || (value === '' && !/^recipients/i.test(name))) continue;
-    if (plain === 'send_at') throw badField(name, NEVER_LATER);
+    if (plain === 'send_at') throw badField(plain, NEVER_LATER);
     const earlier = fields[name];
-    if (name === 'number' && earlier) throw badField(name, 'may be given only once');
-    let text = cleanText(value); // without the CR of a textarea's lines, for example
-    // A "+" that was not encoded is read as a space.
-    if (name === 'number' || name === 'recipients') text = text.replace(/^ (?=\d{5,15}$)/, '+');
-    if ((name === 'payload' || name === 'data') && BEGINS_OBJECT.test(value)) {
-      const payload = readJson(Buffer.from(value));
-      payloads.push(payload);
-      text = JSON.stringify(payload); // without its credential
+    if (name === 'number' && earlier !== undefined) throw badField(name, 'may be given only once');
+    let text: string;
+    if (name === 'number' || name === 'recipients') {
+      // Not cleaned, because an address with a control character could become another one. A "+" that was not encoded
+      // is read as a space.
+      text = value.replace(/^ (?=\d{5,15}$)/, '+');
+    } else {
+      text = cleanText(value); // without the CR of a textarea's lines, for example
+    }
+    if (name === 'payload' || name === 'data') {
+      if (BEGINS_OBJECT.test(text)) {
+        const payload = readJson(Buffer.from(value)); // as it was posted: cleaned, an address could become another one
+        payloads.push(payload);
+        text = JSON.stringify(payload); // without its credential
+      } else if (WRAPPED_OBJECT.test(text) || isJsonList(text)) {
+        throw badField(name, 'is JSON, but not a JSON object');
+      }
     }
     if (earlier === undefined) fields[name] = text;
     else if (Array.isArray(earlier)) earlier.push(text);
@@ -2853,7 +2873,7 @@ function readFields(pairs: Iterable<Pair>, token: Token) {
   }
   // Next to other fields, this JSON is not a field of a send, so its recipients would be lost with it.
   const lost = payloads.flatMap((json) => Object.keys(sendFields(token, json))).find(isNeverDropped);
-  if (lost) throw badField(lost, 'is in a JSON field next to other fields, and would be lost');
+  if (lost) throw badField(nameToShow(lost), 'is in a JSON field next to other fields, and would be lost');
   return fields;
 }
 
@@ -2879,7 +2899,7 @@ function makeSend(token: Token, payload: JsonObject) {
   const needed = isWordless ? ['number', 'recipients'] : ['message', 'number', 'recipients'];
   const missing = needed.filter((name) => isBlank(send[name]));
   if (missing.length === 0) return send;
-  const keys = Object.keys(payload).map((key) => JSON.stringify(key.replace(/(?<=^.{60}).+/s, '…')));
+  const keys = Object.keys(payload).map((key) => SEND_FIELDS.includes(key) ? `"${key}"` : showValue(key, '…'));
   const lack =
     `The send would lack ${missing.join(' and ')}; the body's top-level keys are ${joinFirst(keys, ', ')}. ` +
     'Set what the webhook lacks in the token\'s "defaults", or in its "message" template if that found nothing in these keys.';
@@ -2904,9 +2924,12 @@ function sendFields({ defaults = {}, message: template }: Token, payload: JsonOb
       throw badField(key, 'must be text, not an object or a list');
     }
     if (SEND_FIELDS.includes(key)) fields[key] = key in LIST_KEYS ? [value].flat() : value;
-    else if (isSchedule) throw badField(key, NEVER_LATER);
+    else if (isSchedule) throw badField(plain, NEVER_LATER);
     else if (NEVER_DROPPED.test(plain)) {
-      throw badField(key, 'is not a field of a send; a send has "number", "recipients" and "base64_attachments"');
+      throw badField(
+        nameToShow(key),
+        'is not a field of a send; a send has "number", "recipients" and "base64_attachments"',
+      );
     }
   }
   // A number that is not a string means something else, such as the number of a pull request.
@@ -2924,12 +2947,27 @@ function plainName(name: string) {
   return name.normalize('NFKC').toLowerCase().replace(/^.*;|(?:\[|\.\d).*|[\s\p{C}@]/gsu, '');
 }
 
+/** A field's name as a message shows it. A long one may contain a secret, so only the plain name is shown. */
+function nameToShow(name: string) {
+  if (name.length < SECRET_MIN_LENGTH) return name;
+  return isNeverDropped(name) ? plainName(name) : '…';
+}
+
 /**
  * Whether a field may not be dropped, because without it a message would go to the default recipients, too early, or
  * without its picture. If the gateway cannot use the field, as in another spelling, it refuses the payload.
  */
 function isNeverDropped(name: string) {
   return NEVER_DROPPED.test(plainName(name));
+}
+
+/** Whether a text is a list in JSON. */
+function isJsonList(text: string) {
+  try {
+    return /^\s*\[/.test(text) && Array.isArray(JSON.parse(text));
+  } catch {
+    return false;
+  }
 }
 
 /** Whether a value is missing, empty, only white space or an empty list. */
@@ -4909,7 +4947,23 @@ function parseFile(text: string): unknown {
     const before = bytes.toString('utf8', 0, atByte);
     return `is not a JSON object: ${placeAfter(before)}: ${why}${hintForSyntax(text, before.length)}`;
   });
-  return JSON.parse(text);
+  return parseJson(text);
+}
+
+// UNTIL V8 tells keys apart: once Node 24.21, 26.10 or Deno 2.9 has parsed a key that contains a backslash
+// (`"priorit\\"`), it reads a key with an escape (`"priorit\u00e9"`) as that key wherever their source begins alike and
+// the keys before them are the same, until the process ends (tests "attack: post a key…", "keys with an escape…").
+/** Parses valid JSON. If there are escapes, V8 sees a number in place of each key. */
+function parseJson(text: string): unknown {
+  if (!text.includes('\\')) return JSON.parse(text);
+  const keys: string[] = [];
+  const numbered = text.replace(KEYS_AND_BRACES, (token, quoted: string, colon?: string) => {
+    return colon ? `"key ${keys.push(decodeKey(quoted)) - 1}":` : token;
+  });
+  return JSON.parse(numbered, (_, value) => {
+    if (!isObject(value)) return value;
+    return Object.fromEntries(Object.entries(value).map(([key, member]) => [keys[Number(key.slice(4))]!, member]));
+  });
 }
 
 /**
@@ -4938,10 +4992,15 @@ function* repeatedKeys(text: string) {
     if (token === '}') open.shift();
     if (!colon) continue;
     const keys = open[0]!;
-    const key = quoted.includes('\\') ? JSON.parse(quoted) as string : quoted.slice(1, -1);
+    const key = decodeKey(quoted);
     if (keys.has(key)) yield { key, index };
     keys.add(key);
   }
+}
+
+/** The key that a string of JSON stands for. A string alone has no keys that V8 could confuse. */
+function decodeKey(quoted: string) {
+  return quoted.includes('\\') ? JSON.parse(quoted) as string : quoted.slice(1, -1);
 }
 
 /** The place where a text ends, as editors count: from 1, and in characters. */
@@ -5093,7 +5152,8 @@ function placeOf(key: string, index: number) {
  */
 function scalarOf<T>(expected: string, parse: (text: string) => T | undefined) {
   return (value: unknown) => {
-    const text = typeof value === 'object' ? '' : String(value);
+    // A program that embeds the gateway can give any value, with a text of its own.
+    const text = /^(?:string|number|boolean)$/.test(typeof value) ? String(value) : '';
     const parsed = parse(text);
     const advice = adviceFor(`${text} is not ${expected}`);
     ensure(parsed !== undefined, `${showValue(value, 'the value')} is not ${expected}${advice}`);
@@ -5156,7 +5216,7 @@ function listOf<T>(read: Reader<T>): Reader<ReadonlySet<T>> {
 
 /** Makes a reader of a token's list. "*" alone means everyone: no list, and none from the defaults. */
 function listOrAll(read: Reader<string>) {
-  return (value: unknown) => String(value) === '*' ? undefined : listOf(read)(value);
+  return (value: unknown) => value === '*' || isDeepStrictEqual(value, ['*']) ? undefined : listOf(read)(value);
 }
 
 /**
