@@ -211,6 +211,7 @@ suite('browsers', SIDE_BY_SIDE, () => {
       `GET ${target}${target.includes('?') ? '&' : '?'}@auth=${SECRET}`,
     ]),
     `${HELLO} | bearer ;; ${AUTHED(SECRET)} ;; DELETE /v1/groups/${FROM}/${GROUP} | bearer ;; /metrics | basic`,
+    ...['/v1/plugins/avatar', '/v1/plugins/x/avatar', '/swagger/avatar'].map((target) => `GET ${target} | bearer`),
     `* Range: bytes=0- → passes | > Range: bytes=0-`,
     ...FILES.flatMap((file) => [`GET /@auth=${SECRET}${file}`, `GET ${file} | bearer | ${CHROME} | ${CROSS_SITE}`]),
   ]);

@@ -144,6 +144,7 @@ export async function fillBuffers(t: TestContext, gateway: Gateway, request = RE
     while (socket.writableLength === 0 && !socket.destroyed) socket.write(Buffer.alloc(4096, ' '));
     await new Promise(setImmediate);
   }
+  assert.ok(!socket.destroyed, 'the connection was closed before its buffers were full');
   const before = socket.bytesWritten; // with what is queued
   client.write(request);
   await until(() => socket.bytesWritten > before, 'a response that has no room');

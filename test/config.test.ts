@@ -43,6 +43,8 @@ const BAD_SETTINGS = literal`
   {"defaults":{"recipients":["*"]}} ⇒ defaults.recipients[0]: "*" ${IS_NO_RECIPIENT}; ${ALONE}
   {"senders":["*","${FROM}"]} ⇒ senders[0]: "*" is not "+" and 5 to 15 digits; ${ALONE}
   {"recipients":["group.*","*"]} ⇒ recipients[1]: "*" ${IS_NO_RECIPIENT.replace(' or ', ', ')} or group.*; ${ALONE}
+  {"recipients":[["*"]]} ⇒ recipients[0]: ["*"] ${IS_NO_RECIPIENT.replace(' or ', ', ')} or group.*
+  {"senders":[["*"]]} ⇒ senders[0]: ["*"] is not "+" and 5 to 15 digits
   {"senders":["group.*"]} ⇒ senders[0]: "group.*" is not "+" and 5 to 15 digits
   {"defaults":{"constructor":1},"message":[]} ⇒ defaults.constructor: is not a setting ⇒ ${NO_TEMPLATE}
   {"message":"a\n{{#x}}"} ⇒ message: line 2, column 1: "{{#x}}" has no "{{/x}}"

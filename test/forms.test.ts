@@ -59,6 +59,16 @@ suite('forms', SIDE_BY_SIDE, () => {
     ),
   ]);
 
+  table('control characters in a number or a recipient of a form are not removed', hook(TO_ALL))`
+    * Content-Type: ${URLENCODED} | bearer → 400 bad_field
+    'message=x&number=%00&number=%2B490000002' ;; 'message=x&number=%2B490000002&number=%1B%5Bm' ;; 'message=x&number=%2B49000%000002'
+    'message=x&recipients=%2B49222%002222' ;; 'message=x&recipients=%1B%5Bm%2B492222222' ;; 'message=x&recipients=%00' ;; 'message=x&recipients[]=%2B49222%0D2222'
+    'payload={"message":"x","number":"%2B49000\\u00000002"}'
+    * bearer → 400 bad_field
+    -- message = x -- number = \x00 -- number = +490000002 ;; -- message = x -- recipients = +49222\x002222
+    * bearer → 400 bad_json
+    'payload={"message":"x","number":"%2B49000%000002"}' | Content-Type: ${URLENCODED}`;
+
   /**
    * A token that makes sends, and reads the names `alert`, `name`, `status` and `when` in addition to those of a send.
    */

@@ -1,7 +1,9 @@
 import { suite } from 'node:test';
-import { assert, requests, until } from './assertions.ts';
+import { assert, problemsOf, requests, until } from './assertions.ts';
 import { ask } from './client.ts';
 import { ALL_FORMS, tokens } from './configs.ts';
+import { fileWith } from './files.ts';
+import { loadSettings } from './gateway.ts';
 import { SIDE_BY_SIDE, test } from './guard.ts';
 import { hook, inEachForm, MADE, MEANT, PNG, reading, READS_TEXT, SNAP, TO_ALL, UNDECLARED } from './hooks.ts';
 import { checkRows, listed, literal, table } from './rows.ts';
@@ -15,11 +17,13 @@ import {
   MIB,
   OTHER,
   SECRET,
+  SECRETS,
   STRANGER,
   THIRD,
   TO,
+  URLENCODED,
 } from './samples.ts';
-import { startBoth } from './start.ts';
+import { cli, startBoth } from './start.ts';
 
 suite('messages', SIDE_BY_SIDE, () => {
   table('webhook: a new send is made from its fields, and nothing else is relayed', hook(TO_ALL))`
@@ -168,6 +172,123 @@ suite('messages', SIDE_BY_SIDE, () => {
     ' \n{"text":"a=b&c=%41 ü 😀"}\n' | Content-Language: en | Content-MD5: x → {"message":"a=b&c=%41 ü 😀"} | > Content-MD5: | > Content-Language:
     {"text":"x"} | X-Hub-Signature-256: y → {"message":"x"} | > X-Hub-Signature-256: y`;
 
+  /**
+   * Ends of a key, of which V8 can take each for another one: it compares the source of a key, cut at the length of the
+   * key, with a key that it has seen.
+   */
+  const ESCAPED_ENDS = ['\\\\\\/', '\\/x', '\\\\', '\\"', '\\n', '\\u00e9', '\\u0001', '\\u005c', '\\ud83d\\ude00'];
+
+  test('attack: post a key that is then read in place of a key of another token, which ends in another escape', async (t) => {
+    const { backend, gateway } = await startBoth(t, {
+      tokens: {
+        hostile: { secret: OTHER, defaults: DEFAULTS },
+        honest: { secret: SECRET, ...reading('{{titre}}: {{priorité}}') },
+        plain: { secret: `${SECRET}2`, ...TO_ALL },
+      },
+    });
+    const post = async (secret: string, body: string) => {
+      const { status } = await ask(gateway, { headers: { authorization: `Bearer ${secret}` }, body });
+      const sent = backend.seen.splice(0).map((seen) => JSON.parse(String(seen.body)));
+      return status < 400 ? sent[0] : status;
+    };
+    // A hostile body is refused, or is a send of its own. Each pair has a first key of its own: V8 confuses two keys
+    // only after the same keys.
+    const honest: [secret: string, body: string, sent: object][] = [
+      [SECRET, String.raw`"titre":"Alarme","priorit\u00e9":"haute"`, { message: 'Alarme: haute', ...DEFAULTS }],
+      [`${SECRET}2`, String.raw`"message":"x","recipient\u0073":["${THIRD}"]`, {
+        message: 'x',
+        number: FROM,
+        recipients: [THIRD],
+      }],
+    ];
+    for (const [i, [secret, body, sent]] of honest.entries()) {
+      const begin = body.slice(0, body.lastIndexOf('\\u'));
+      for (const [j, end] of ESCAPED_ENDS.entries()) {
+        for (const refused of ['', ',']) {
+          const first = `"k${i}${j}${refused.length}":1`;
+          await post(OTHER, `{${first},${begin}${end}":0${refused}}`);
+          assert.deepEqual(await post(secret, `{${first},${body}}`), sent, `after ${end}`);
+          // In the other order.
+          const second = `"l${i}${j}${refused.length}":1`;
+          assert.deepEqual(await post(secret, `{${second},${body}}`), sent, `before ${end}`);
+          await post(OTHER, `{${second},${begin}${end}":0${refused}}`);
+          assert.deepEqual(await post(secret, `{${second},${body}}`), sent, `again after ${end}`);
+        }
+      }
+    }
+    // A credential, below other keys too.
+    for (const [i, depth] of [1, 2, 3].entries()) {
+      const wrap = (member: string) =>
+        `{"m${i}":${'{"n":'.repeat(depth)}{"x":1,${member}}${'}'.repeat(depth)},"titre":"x"}`;
+      await post(OTHER, wrap(String.raw`"aut\\":0`));
+      const body = wrap(`"aut\\u0068":"the-token"`);
+      assert.deepEqual(await post(SECRET, body), { message: 'x: ', ...DEFAULTS });
+    }
+    assert.doesNotMatch(gateway.log.join(''), SECRETS);
+  });
+
+  test('attack: keys with an escape are read as they are written, at every depth, whatever was read before', async (t) => {
+    const file = fileWith(t, { tokens: { hook: { secret: SECRET, ...reading('{{.}}') } } });
+    const readAs = async (json: string) => {
+      const { code, stdout, stderr } = await cli(['render', 'hook', '--config', file], { input: json });
+      assert.equal(code, 0, stderr);
+      return JSON.parse(stdout).message; // as text: JSON.parse of the test would confuse the keys, too
+    };
+    for (const [i, first] of ESCAPED_ENDS.entries()) {
+      for (const [j, second] of ESCAPED_ENDS.entries()) {
+        for (const depth of [0, 1, 3]) {
+          // JSON.parse of a single string has no keys to confuse.
+          const key = (end: string) => JSON.parse(`"key${end}"`) as string;
+          const text = (end: string) => `${'{"a":['.repeat(depth)}{"p${i}-${j}":1,"key${end}":0}${']}'.repeat(depth)}`;
+          const value = (end: string) => {
+            let inner: unknown = { [`p${i}-${j}`]: 1, [key(end)]: 0 };
+            for (let level = 0; level < depth; level++) inner = { a: [inner] };
+            return inner;
+          };
+          for (const end of [first, second, first]) {
+            assert.equal(
+              await readAs(text(end)),
+              JSON.stringify(value(end)),
+              `${first} and ${second} ${depth} levels deep`,
+            );
+          }
+        }
+      }
+    }
+  });
+
+  test('a configuration file is read as it is written, whatever was read before', (t) => {
+    const own = `{"listen":"127.0.0.1:0","token\\u0073":{"phone":{"secret":"${SECRET}","recipient\\u0073":["${TO}"]}}}`;
+    const other = own.replaceAll('\\u0073', '\\\\');
+    const file = fileWith(t, other);
+    const problems = problemsOf(() => loadSettings({ file }));
+    assert.deepEqual(problems.map((problem) => problem.replace(/;.*/, '')), ['the configuration[1]: is not a setting']);
+    const [token] = loadSettings({ file: fileWith(t, own) }).tokens;
+    assert.deepEqual(token!.recipients, new Set([TO]));
+  });
+
+  /** What must not get into a text: a credential in the JSON of a field, whatever stands around it. */
+  table(
+    'attack: hide a credential in the JSON of a field that the template shows',
+    hook(reading('{{payload}}{{data}}{{a}}')),
+  )`
+    * bearer → 400
+    'payload=%1b[0m{"auth":"${SECRET}"}' ;; 'data=%00{"auth":"${SECRET}"}' ;; 'payload=[{"auth":"${SECRET}"}]' ;; 'data=[1,[{"auth":"${SECRET}"}]]'
+    'payload=%27{"auth":"${SECRET}"}%27' ;; -- payload = [{"auth":"${SECRET}"}] ;; -- data = \x1b[0m{"auth":"${SECRET}"}
+    * ${MADE}
+    {"a":{"b":[{"auth":"${SECRET}"},{"c":1,"Auth":"${SECRET}"}]}} → {"message":"{\"b\":[{},{\"c\":1}]}"}
+    'payload={"x":{"auth":"${SECRET}"}}&y=1' → {"message":"{\"x\":{}}"}
+    'payload=[info] all {well}' → {"message":"[info] all {well}"} ;; 'data=[1' → {"message":"[1"}`;
+
+  table('the names of fields in a refusal are short enough to hold no secret', hook())`
+    * bearer → 400
+    GET /v2/send?message=x&@auth${SECRET} | @ {"defaults":{},"allow":["GET /v2/send"]}
+    POST /v2/send?x${SECRET};recipients=x | {"message":"x"} ;; POST /v2/send?recipients[${SECRET}]=x | {"message":"x"}
+    {"${SECRET}":1} ;; {"x":1,"recipients[${SECRET}]":1,"message":"x"} ;; {"${SECRET};number":1,"message":"x"}
+    '${SECRET}=&payload=x' | Content-Type: ${URLENCODED} ;; 'message=x&${SECRET};send_at=1' | Content-Type: ${URLENCODED}
+    -- ${SECRET};number; filename="x" = 1
+    {"message":"x","recipients":[],"recipients[${SECRET}]":[],"recipients[${SECRET}]":[]}`;
+
   const CONTACTS = listed`
     "to":"X" ;; "To":["X"] ;; "target":"X" ;; "targets":["x","X"] ;; "destination":"X" ;; "groups":["X"] ;; "group_id":"X" ;; "chat_id":"X" ;; "numbers":["X"]
     "receivers":["X"] ;; "to[]":"X" ;; "@to":"X" ;; "recipient_number":"X" ;; "recipientList":["X"] ;; "phone":"X" ;; "to":{"phone":"X"}
@@ -224,9 +345,9 @@ suite('messages', SIDE_BY_SIDE, () => {
 
   const MANY_KEYS = Array.from({ length: 90_000 }, (_, i) => `"${`k${i}`.padEnd(i < 20 ? 61 : 1, 'x')}":1`);
 
-  const SHOWN_KEYS = MANY_KEYS.slice(0, 20).map((member) => `${member.slice(0, 61)}…"`).join(', ');
+  const SHOWN_KEYS = MANY_KEYS.slice(0, 20).map(() => '…').join(', ');
 
-  table('the response and the log name what a send lacks, with at most twenty top-level keys, shortened', hook())`
+  table('the response and the log name what a send lacks, with at most twenty short top-level keys', hook())`
     * bearer → 400 bad_field
     @ {"defaults":{}} | {"alerts":[],"status":"x"} → reason=no_message,no_number,no_recipients | "The send would lack message and number and recipients; the body's top-level keys are "alerts", "status". "
     @ {"defaults":{"number":"${FROM}"}} | {"message":"x","recipients":[]} → reason=no_recipients | "The send would lack recipients; the body's top-level keys are "message", "recipients". "

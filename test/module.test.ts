@@ -1,14 +1,29 @@
 import { createHash } from 'node:crypto';
 import { suite } from 'node:test';
 import { inspect } from 'node:util';
-import { assert, groupsOf } from './assertions.ts';
+import type { GatewayConfig, TokenConfig } from '../gateway.ts';
+import { assert, groupsOf, problemsOf } from './assertions.ts';
 import { blocks, SOURCE, TESTS } from './files.ts';
 import { ConfigError, createGateway } from './gateway.ts';
 import { SIDE_BY_SIDE, test } from './guard.ts';
-import { OTHER, SECRET } from './samples.ts';
+import { FROM, OTHER, SECRET } from './samples.ts';
 import { program, runProcess, script } from './start.ts';
 
 suite('module', SIDE_BY_SIDE, () => {
+  test('only the text "*" is everyone: a value of an embedding program that is printed as "*" is a mistake', () => {
+    const star = { toString: () => '*' };
+    const digits = Object.assign(() => {}, { toString: () => FROM });
+    for (const [value, place] of [[[['*']], '[0]'], [star, ''], [[star], '[0]'], [[digits], '[0]']] as const) {
+      for (const key of ['senders', 'recipients']) {
+        const token = { secret: SECRET, [key]: value } as unknown as TokenConfig;
+        const [problem = ''] = problemsOf(() => createGateway({ tokens: { test: token } }));
+        assert.ok(problem.startsWith(`tokens.test.${key}${place}: `), `${key}: ${problem}`);
+      }
+    }
+    const backend = { url: 'http://127.0.0.1:1', parallel: digits } as unknown as GatewayConfig['backend'];
+    assert.equal(problemsOf(() => createGateway({ backend: backend! })).length, 1);
+  });
+
   test('an embedding program gets a ConfigError for an unknown option, and a key that is undefined counts as absent', () => {
     const declared = groupsOf(/interface GatewayOptions \{([^]*?)\n\}/.exec(SOURCE)![1]!, /^ {2}(\w+)\?:/gm);
     assert.ok(declared.includes('log') && declared.length > 5, String(declared));
