@@ -188,6 +188,7 @@ test('a stranger costs 64 KiB of a body, and locks nobody out by guessing, by co
   const guesses = Array.from({ length: 200 }, (_, i) => ({ body: MESSAGE, headers: bearer(`${GUESS}-${i}`) }));
   await assertRefused(both, /^401 unauthorized$/, guesses.slice(0, 20));
   await assertRefused(both, /^(401 unauthorized|429 too_many_failures)$/, guesses.slice(20));
+  await assertRefused(both, /^429 too_many_failures$/, [{ body: MESSAGE, headers: bearer(GUESS) }]);
   await assertUntouched(both);
   await until(() => both.gateway.requests().some(({ status }) => status === 201), 'the line of the send');
   assert.ok(both.gateway.requests().length < 100, `${both.gateway.requests().length} lines in the log`);
@@ -325,7 +326,7 @@ test('a token sends no faster than its rate, from no other address, and not afte
 
 test('a token cannot starve another one: not of connections, and not at a backend that hangs', async (t) => {
   const settings = { ...tokens({}, { allow: ['send', 'metrics'] }), limits: { connections: 20 } };
-  const { backend, gateway } = await startBoth(t, { ...settings, backend: { parallel: 2 } }, async (req, res) => {
+  const { backend, gateway } = await startBoth(t, { ...settings, backend: { parallel: 4 } }, async (req, res) => {
     if (!String(await readBytes(req)).includes('hang')) res.writeHead(201).end('{}');
   });
   const body = JSON.stringify({ ...MESSAGE, message: 'hang' });
@@ -338,6 +339,8 @@ test('a token cannot starve another one: not of connections, and not at a backen
     arrived = backend.seen.length + waiting +
       greedy.filter(({ socket, text }) => socket.destroyed || text() !== '').length;
   }
+  assert.equal(backend.seen.length, 3, 'of four slots, one is left');
+  assert.ok(greedy.some(({ text }) => text().includes('"code":"busy"')), 'of the connections, half are left');
   assert.equal((await ask(gateway, { body: MESSAGE, headers: AS_SECOND })).status, 201);
 });
 

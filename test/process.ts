@@ -6,21 +6,19 @@
  *     TEST_COMMAND='docker run --rm --network host -v {dir}:{dir}:ro IMAGE'
  *
  * The gateway's arguments follow it. `{dir}` is the folder of the configuration file, which a container must mount.
- * Without TEST_COMMAND, the runtime of the tests runs the source.
+ * Without TEST_COMMAND, the runtime of the tests runs the source; Node runs what it compiles to, which starts faster.
  */
 
 import { spawn } from 'node:child_process';
 import { chmodSync, mkdtempSync, readFileSync, renameSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { fileURLToPath } from 'node:url';
 import { until } from './assertions.ts';
 import { type Backend, type Handler, startBackend } from './backend.ts';
 import { addressOf } from './client.ts';
+import { HERE } from './files.ts';
 import type { TestContext } from './guard.ts';
-
-const ROOT = fileURLToPath(new URL('..', import.meta.url));
-const SOURCE = join(ROOT, 'gateway.ts');
+import { program } from './start.ts';
 
 /** What the command may need to start at all. Any other variable could be a setting of the gateway. */
 const INHERITED = ['PATH', 'HOME', 'DOCKER_HOST', 'XDG_RUNTIME_DIR'];
@@ -29,10 +27,7 @@ const isContainer = process.env.TEST_COMMAND?.includes('{dir}') ?? false;
 
 function commandIn(dir: string): string[] {
   const { TEST_COMMAND } = process.env;
-  if (TEST_COMMAND) return TEST_COMMAND.trim().split(/\s+/).map((word) => word.replaceAll('{dir}', dir));
-  if ('Deno' in globalThis) return [process.execPath, 'run', '-A', SOURCE];
-  const readsTypes = 'Bun' in globalThis || process.features.typescript;
-  return [process.execPath, ...readsTypes ? [] : ['--import', 'tsx'], SOURCE];
+  return TEST_COMMAND ? TEST_COMMAND.trim().split(/\s+/).map((word) => word.replaceAll('{dir}', dir)) : program();
 }
 
 /** A folder that the user of a container can read. */
@@ -60,7 +55,7 @@ function launch(t: TestContext, settings: object | string, listen = '127.0.0.1:0
   writeSettings(file, settings);
   const [program = '', ...words] = commandIn(dir);
   const env = Object.fromEntries(INHERITED.map((name) => [name, process.env[name]]));
-  const child = spawn(program, [...words, '--config', file, '--listen', listen], { cwd: ROOT, env });
+  const child = spawn(program, [...words, '--config', file, '--listen', listen], { cwd: HERE, env });
   running.add(child);
   let output = '';
   for (const stream of [child.stdout, child.stderr]) stream.on('data', (chunk) => void (output += chunk));
