@@ -12,13 +12,13 @@
  * apply). Such a gateway starts only on a loopback address, unless `auth.anonymous` is true.
  *
  *   A request:  preflight answered → target made canonical, or 400 → client address checked
- *            →  credential found and removed → token, its expiry and its form checked → cross-site check
+ *            →  credential found and removed → token, its expiry and its method checked → cross-site check
  *            →  endpoint on the token's allowlist → the token's rate
  *            →  body scanned while it streams, or made into a send (webhook, form, text)
  *            →  slot acquired, and the backend waited for → relayed once → response relayed → logged
  *
  * Run    node gateway.ts --demo                            (Node 22.18 or newer; before: npx tsx@4 gateway.ts --demo)
- *        API_TOKENS=… BACKEND_URL=http://signal-api:8080 node gateway.ts
+ *        GATEWAY_TOKENS=… GATEWAY_BACKEND_URL=http://signal-api:8080 node gateway.ts
  * Check  node gateway.ts --check --config gateway.json         (lists every mistake, or what each token may do)
  *        node gateway.ts render NAME --config gateway.json     (prints the send that a token would make from a payload)
  * Embed  import { createGateway } from './gateway.ts'          (importing does no work)
@@ -57,25 +57,25 @@ const VERSION = '4.0.0';
 // #region PUBLIC TYPES
 
 /**
- * The credential forms, and where a client can put its token. Before the gateway relays a request, it empties all of
- * these places, whichever forms it accepts. To support another header or query parameter, add a row. The segment is
+ * The authentication methods, and where a client puts its token. Before the gateway relays a request, it empties all of
+ * these places, whichever methods it accepts. To support another header or query parameter, add a row. The segment is
  * removed by `parseTarget`, and the member by BodyScan.
  */
-const FORMS = {
+const AUTH_METHODS = {
   bearer: 'header authorization',
   basic: 'header authorization',
   query: 'parameter @auth',
   path: 'segment @auth=',
   body: 'member auth',
 } as const satisfies Record<string, `${'header' | 'parameter'} ${string}` | 'segment @auth=' | 'member auth'>;
-type Form = keyof typeof FORMS;
+type AuthMethod = keyof typeof AUTH_METHODS;
 
-/** The names of the forms in settings and in the log. */
-const FORM_WORDS = Object.keys(FORMS) as Form[];
+/** The names of the methods in settings and in the log. */
+const METHOD_NAMES = Object.keys(AUTH_METHODS) as AuthMethod[];
 
 /** The names of all places of one kind, `header ` or `parameter `. */
 function placesOf(kind: string) {
-  return Object.values(FORMS).flatMap((place) => place.startsWith(kind) ? place.slice(kind.length) : []);
+  return Object.values(AUTH_METHODS).flatMap((place) => place.startsWith(kind) ? place.slice(kind.length) : []);
 }
 
 /** Log levels, least severe first. A line is written if its level is at or above the configured one. */
@@ -133,11 +133,11 @@ interface GatewayConfig {
   };
   auth?: {
     /**
-     * The accepted credential forms, of bearer, basic, query, path, body. `query` and `path` put the token into URLs,
+     * The accepted authentication methods, of bearer, basic, query, path, body. `query` and `path` put the token into URLs,
      * which proxies and browsers log.
      * @default bearer,basic,body
      */
-    methods?: Form[];
+    methods?: AuthMethod[];
     /**
      * Allows an open gateway. A gateway without tokens accepts all requests, so it starts only on a loopback address
      * unless this is true. Has no effect if there are tokens.
@@ -201,7 +201,7 @@ interface TokenConfig {
   /** A file with the secret, instead of `secret`. The command line reloads it when it changes. */
   secretFile?: string;
   /** Like `auth.methods`. */
-  methods?: Form[];
+  methods?: AuthMethod[];
   /** Like the top-level `allow`. */
   allow?: string[];
   /**
@@ -292,11 +292,11 @@ interface Gateway {
  */
 type Reader<T> = (value: unknown) => T;
 
-/** A setting's environment variable, its reader, its line in `--help`, and its default, if there is one. */
-type Setting = readonly [env: string, Reader<unknown>, help: string, fallback?: string];
+/** A setting's reader, its line in `--help`, and its default, if there is one. */
+type Setting = readonly [Reader<unknown>, help: string, fallback?: string];
 
 // Readers of text. The others, and the functions used here, are in the section READERS.
-const readMethods = listOf(wordOf(FORM_WORDS));
+const readMethods = listOf(wordOf(METHOD_NAMES));
 const readRate = scalarOf('a rate such as 30/1m', parseRate);
 /** The phone number of an account or a person, in the backend's format. */
 const readNumber = textThat((text) => NUMBER.test(text), '"+" and 5 to 15 digits');
@@ -307,40 +307,35 @@ const readNumber = textThat((text) => NUMBER.test(text), '"+" and 5 to 15 digits
  */
 const SETTINGS = {
   'backend.url': [
-    'BACKEND_URL',
     readBackend,
     'address of the backend; may have a path prefix and USER:PASSWORD@',
     'http://127.0.0.1:8080',
   ],
   'backend.timeout': [
-    'BACKEND_TIMEOUT',
     zeroAsNoLimit(duration('150s')),
     'how long until its response headers; 0 = no limit',
     '150s',
   ],
-  'backend.parallel': ['BACKEND_PARALLEL', zeroAsNoLimit(countFrom(0)), 'concurrent requests to it; 0 = no limit', '4'],
-  'backend.wait': ['BACKEND_WAIT', duration('30s'), 'how long a send waits for it to restart; 0 = not at all', '30s'],
+  'backend.parallel': [zeroAsNoLimit(countFrom(0)), 'concurrent requests to it; 0 = no limit', '4'],
+  'backend.wait': [duration('30s'), 'how long a send waits for it to restart; 0 = not at all', '30s'],
   'listen': [
-    'LISTEN',
     scalarOf('host:port, :port or [::]:port', parseListen),
     'host:port or :port (every interface)',
     '127.0.0.1:8880',
   ],
-  'tls.cert': ['TLS_CERT', readFile, 'a PEM file with a certificate and its chain, for https'],
-  'tls.key': ['TLS_KEY', readFile, 'a PEM file with the private key of tls.cert'],
-  'auth.methods': ['AUTH_METHODS', readMethods, 'of bearer, basic, query, path, body', 'bearer,basic,body'],
+  'tls.cert': [readFile, 'a PEM file with a certificate and its chain, for https'],
+  'tls.key': [readFile, 'a PEM file with the private key of tls.cert'],
+  'auth.methods': [readMethods, 'of bearer, basic, query, path, body', 'bearer,basic,body'],
   'auth.anonymous': [
-    'AUTH_ANONYMOUS',
     (value: unknown) => wordOf(['true', 'false'])(value) === 'true',
     'true accepts all requests if there is no token',
     'false',
   ],
-  'tokens': ['API_TOKENS', readTokens, 'SECRET or name=SECRET, …; in the file an object, name to settings'],
-  'allow': ['ALLOW', readAllow, 'of send, info, receive, messaging, setup, metrics, "GET /v1/groups/*"', 'send,info'],
-  'rate': ['RATE', readRate, 'requests per time for each token, such as 30/1m'],
-  'clients': ['ALLOW_CLIENTS', readAddresses, 'addresses and CIDR ranges that may connect; any if absent'],
+  'tokens': [readTokens, 'SECRET or name=SECRET, …; in the file an object, name to settings'],
+  'allow': [readAllow, 'of send, info, receive, messaging, setup, metrics, "GET /v1/groups/*"', 'send,info'],
+  'rate': [readRate, 'requests per time for each token, such as 30/1m'],
+  'clients': [readAddresses, 'addresses and CIDR ranges that may connect; any if absent'],
   'cors': [
-    'CORS_ORIGINS',
     // Origins are compared as written, so one that no browser would send is refused.
     listOf(textThat(
       (text) => /^https?:[^*]+$/.test(text) && URL.canParse(text) && new URL(text).origin === text,
@@ -348,17 +343,16 @@ const SETTINGS = {
     )),
     'origins whose pages may use the gateway and read its responses',
   ],
-  'trustedProxies': ['TRUSTED_PROXIES', readAddresses, 'proxies whose X-Forwarded-For is trusted'],
+  'trustedProxies': [readAddresses, 'proxies whose X-Forwarded-For is trusted'],
   'limits.body': [
-    'MAX_BODY',
     scalarOf('a size such as 150MiB', parseSize),
     'the largest request body; 413 beyond it',
     '150MiB',
   ],
-  'limits.connections': ['MAX_CONNECTIONS', countFrom(1), 'concurrent connections', '1024'],
-  'shutdown': ['SHUTDOWN_TIMEOUT', duration('10s'), 'how long running requests have to finish', '8s'],
-  'log.level': ['LOG_LEVEL', wordOf(LEVELS), 'debug, info, warn or error', 'info'],
-  'log.format': ['LOG_FORMAT', wordOf(['text', 'json']), 'text or json; if absent, text on a terminal'],
+  'limits.connections': [countFrom(1), 'concurrent connections', '1024'],
+  'shutdown': [duration('10s'), 'how long running requests have to finish', '8s'],
+  'log.level': [wordOf(LEVELS), 'debug, info, warn or error', 'info'],
+  'log.format': [wordOf(['text', 'json']), 'text or json; if absent, text on a terminal'],
 } satisfies Record<string, Setting>;
 
 /** The readers of a token's fields, by the field's name. `--help` describes the fields. */
@@ -368,7 +362,7 @@ const TOKEN_READERS = {
   rate: readRate,
   clients: readAddresses,
   secret: readSecret,
-  secretFile: (path: unknown) => readSecret(readFile(path).trim(), true), // editors end a file with a line feed
+  secretFile: (path: unknown) => readSecret(readFile(path).trim()), // editors end a file with a line feed
   senders: listOrAll(readNumber),
   recipients: listOrAll(readerOfRecipients(true)),
   expires: scalarOf(
@@ -382,14 +376,22 @@ const TOKEN_READERS = {
 /** The rows, in the order of `--help`. */
 const SETTING_ROWS = Object.entries<Setting>(SETTINGS);
 
+/** The environment variable of a setting: `limits.body` is GATEWAY_LIMITS_BODY, `trustedProxies` GATEWAY_TRUSTED_PROXIES. */
+function variableOf(path: string) {
+  return `GATEWAY_${path.replace('.', '_').replace(/[A-Z]/g, '_$&').toUpperCase()}`;
+}
+
+/** The variables that are not derived from a setting. */
+const TOKENS_FILE = 'GATEWAY_TOKENS_FILE';
+const CONFIG_FILE = 'GATEWAY_CONFIG';
+
 /**
- * All settings, read and checked, by path, with the gateway's own certificate, and the warnings and notes of their
- * sources.
+ * All settings, read and checked, by path, with the gateway's own certificate, and the warnings of their sources.
  */
 type Settings =
   & { [P in keyof typeof SETTINGS]: SettingValue<(typeof SETTINGS)[P]> }
   & { tokens: readonly TokenSettings[]; certificate?: X509Certificate | undefined }
-  & Pick<Sources, 'warnings' | 'notes' | 'readFrom'>;
+  & Pick<Sources, 'warnings' | 'readFrom'>;
 
 /** Settings that are read once. A reload does not change them, and its log line lists those that differ. */
 const START_ONLY = ['listen', 'limits.connections', 'log.level', 'log.format'] as const;
@@ -401,7 +403,7 @@ const START_ONLY = ['listen', 'limits.connections', 'log.level', 'log.format'] a
 type AtStart = Pick<Settings, (typeof START_ONLY)[number] | 'tls.cert' | 'tls.key'>;
 
 /** The result of a row's reader, or undefined if the row has no default. */
-type SettingValue<S extends Setting> = ReturnType<S[1]> | (S[3] extends string ? never : undefined);
+type SettingValue<S extends Setting> = ReturnType<S[0]> | (S[2] extends string ? never : undefined);
 
 /** A token's fields as their readers return them. */
 type TokenFields = { readonly [F in keyof typeof TOKEN_READERS]: ReturnType<(typeof TOKEN_READERS)[F]> };
@@ -594,7 +596,7 @@ const PROBLEMS = {
   bad_credential: [400, 'The request carries more than one credential in the same place; send one.'],
   bad_json: [400, 'The body is not a JSON object.'],
   bad_field: [400, 'A field of the body is not accepted.'],
-  unauthorized: [401, 'A valid API token is required in an accepted form, such as "Authorization: Bearer TOKEN".'],
+  unauthorized: [401, 'A valid API token is required by an accepted method, such as "Authorization: Bearer TOKEN".'],
   endpoint_not_allowed: [403, 'This token may not use this endpoint.'],
   setup_blocked: [403, 'Account setup is blocked here; do it directly on the backend.'],
   sender_not_allowed: [
@@ -603,7 +605,7 @@ const PROBLEMS = {
   ],
   recipient_not_allowed: [403, 'This token may not send to one of these recipients.'],
   client_not_allowed: [403, 'Requests from this address are not accepted.'],
-  cross_site: [403, "From a browser, use a bearer token or the path form, or add the page's origin to CORS_ORIGINS."],
+  cross_site: [403, "From a browser, use a bearer token or the path method, or add the page's origin to cors."],
   unknown_endpoint: [404, 'There is no such endpoint; to send a message, POST to /v2/send.'],
   method_not_allowed: [405, 'This endpoint does not accept this method.'],
   request_timeout: [408, 'The request took too long to arrive.'],
@@ -1313,7 +1315,7 @@ function applySettings(core: Core, settings: Settings) {
   const { server, atStart } = core;
   const mayBeOpen = core.rules.anonymous && atStart.listen.isLocal;
   if (!mayBeOpen && settings.tokens.length === 0 && !settings['auth.anonymous']) {
-    throw new ConfigError(['tokens: none is configured; AUTH_ANONYMOUS=true would accept all requests']);
+    throw new ConfigError(['tokens: none is configured; GATEWAY_AUTH_ANONYMOUS=true would accept all requests']);
   }
   const needsRestart: string[] = START_ONLY.filter((path) => !isDeepStrictEqual(settings[path], atStart[path]));
   const backend = core.rules['backend.url'];
@@ -1371,7 +1373,7 @@ function certificateWarnings({ certificate }: Rules, nowMs: number) {
 
 /** Logs the rules that are now in force, as a warning if there is anything to warn about. */
 function logRules({ rules, atStart, now, log }: Core, message: string, more: object) {
-  const warnings = [...warningsOf(rules, atStart, now()), ...rules.notes];
+  const warnings = warningsOf(rules, atStart, now());
   log(warnings.length > 0 ? 'warn' : 'info', message, {
     ...more,
     backend: rules['backend.url'].name,
@@ -1655,7 +1657,7 @@ async function handle(exchange: Exchange, isUpgrade: boolean) {
     // Before the endpoint, so that an unauthenticated client cannot learn which endpoints an allowlist opens.
     const token = exchange.token = identify(exchange);
 
-    // The cross-site check comes after the token, because only Basic is a form that a browser adds automatically. It
+    // The cross-site check comes after the token, because Basic is the only method that a browser adds automatically. It
     // comes before the endpoint, so that another site cannot learn which endpoints are allowed. The rate comes after
     // the endpoint, because a request that can never pass must not use up the rate of those that can.
     claimConnection(exchange);
@@ -1768,7 +1770,7 @@ function logExchange(exchange: Exchange) {
     method: req.method,
     route,
     token: token?.name,
-    form: credential?.form,
+    auth: credential?.method,
     status,
     code: endedBy?.code,
     reason: origin ? 'origin_not_listed' : endedBy?.reason,
@@ -1975,7 +1977,7 @@ function maskPath(segments: readonly string[]) {
 
 /** The credential of a request, valid or not. */
 interface Credential {
-  readonly form: Form;
+  readonly method: AuthMethod;
   /**
    * Undefined if the user name is not `api`, or the scheme is neither Basic nor Bearer. Such a credential is wrong, not
    * absent.
@@ -1991,23 +1993,20 @@ type Token = TokenSettings & Pick<TokenFields, 'methods' | 'allow' | 'expires'>;
 
 /**
  * Finds the first credential outside the body, in the order header, path, query. Only this credential is checked. If it
- * is wrong, the next form is not tried, because the log line names one form and a guess in another would go unnoticed.
+ * is wrong, the next method is not tried, because the log line names one method and a guess by another would go
+ * unnoticed.
  * @throws {Problem} bad_credential for two Authorization headers.
  */
-function findCredential({ rawHeaders }: IncomingMessage, { pathSecret, querySecret }: Target) {
+function findCredential(
+  { rawHeaders }: IncomingMessage,
+  { pathSecret, querySecret }: Target,
+): Credential | undefined {
   // An empty header counts as absent, because n8n's credential test sends one if it has no token.
   const header = onlyOne(headerValues(rawHeaders, 'authorization').filter((value) => /[^ \t]/.test(value)));
   if (header) return parseAuthorization(header);
-  // In the order of the search. A form without a line here does not compile.
-  const secrets: Record<Form, string | undefined> = {
-    bearer: undefined, // found above
-    basic: undefined, // found above
-    path: pathSecret,
-    query: querySecret,
-    body: undefined, // checked later, by RequestBody
-  };
-  for (const [form, secret] of Object.entries(secrets)) if (secret !== undefined) return { form: form as Form, secret };
-  return undefined;
+  if (pathSecret !== undefined) return { method: 'path', secret: pathSecret };
+  if (querySecret !== undefined) return { method: 'query', secret: querySecret };
+  return undefined; // `auth` in the body is looked for later, by RequestBody
 }
 
 /** The only secret in one place, if any. @throws {Problem} bad_credential for two, because they are ambiguous. */
@@ -2025,11 +2024,11 @@ function parseAuthorization(value: string): Credential {
   const [, scheme = '', given = ''] = /^[ \t]*([^ \t]+)[ \t]*(.*[^ \t])?/s.exec(value)!;
   if (scheme.toLowerCase() === 'basic') {
     // The user name is fixed, so that it is not mistaken for the token's name.
-    return { form: 'basic', secret: /^api:(.*)$/s.exec(Buffer.from(given, 'base64').toString())?.[1] };
+    return { method: 'basic', secret: /^api:(.*)$/s.exec(Buffer.from(given, 'base64').toString())?.[1] };
   }
   // node:http decodes headers as Latin-1; a secret is UTF-8.
   const isBearer = scheme.toLowerCase() === 'bearer';
-  return { form: 'bearer', secret: isBearer ? Buffer.from(given, 'latin1').toString() : undefined };
+  return { method: 'bearer', secret: isBearer ? Buffer.from(given, 'latin1').toString() : undefined };
 }
 
 /**
@@ -2051,11 +2050,11 @@ function identify({ core, rules, credential, client }: Exchange) {
 }
 
 /** The reason to refuse the token of a credential, if any. The same rule for requests and open WebSockets. */
-function faultOfToken(token: Token | undefined, { form, secret }: Credential, nowMs: number) {
+function faultOfToken(token: Token | undefined, { method, secret }: Credential, nowMs: number) {
   if (token && token.expires <= nowMs) return 'expired_token';
-  if (token) return token.methods.has(form) ? undefined : 'form_not_accepted';
+  if (token) return token.methods.has(method) ? undefined : 'method_not_accepted';
   if (secret !== undefined) return 'unknown_token';
-  return form === 'basic' ? 'wrong_user' : 'unknown_scheme';
+  return method === 'basic' ? 'wrong_user' : 'unknown_scheme';
 }
 
 /** The key for counting failures: the IPv4 address, or the /64 of an IPv6 address, which one host may own. */
@@ -2109,14 +2108,14 @@ function respondToPreflight(exchange: Exchange) {
 
 /**
  * Refuses a browser if it adds automatically all that a request needs: a Basic password or, without tokens, nothing but
- * running on this machine. A page can send the other credential forms only if it knows the token.
+ * running on this machine. A page can use the other methods only if it knows the token.
  *
  * The browser's own pages are no exception: any page can have an address prefetched, or redirect a typed one, which
  * looks like a person. A page of the gateway's own could be an attachment.
  */
 function refusalOfBrowser({ anonymous, cors, trustedProxies }: Rules, { req, credential }: Exchange) {
   const { headers, socket } = req;
-  if (!anonymous && credential?.form !== 'basic') return undefined;
+  if (!anonymous && credential?.method !== 'basic') return undefined;
   // A trusted proxy answers for the name by which it is reached.
   const isProxied = trustedProxies && addressAllowed(trustedProxies, normalizeAddress(socket.remoteAddress));
   // Attack: in Firefox and Safari, a script of a rebound name can choose its User-Agent.
@@ -2133,11 +2132,11 @@ function refusalOfBrowser({ anonymous, cors, trustedProxies }: Rules, { req, cre
 }
 
 /**
- * Refuses a media player, with every form, unless it plays an attachment or an avatar. It comes after
+ * Refuses a media player, with every method, unless it plays an attachment or an avatar. It comes after
  * `refusalOfBrowser`: without the token, a page must get the same response whatever the path.
  *
  * Attack: a playlist that a stranger sent as an attachment contains the URL of a GET that acts. If a page plays the
- * playlist using the path form, Chromium fetches that URL with the token. Media elements always send Range, and only
+ * playlist using the path method, Chromium fetches that URL with the token. Media elements always send Range, and only
  * the files that they play need it.
  */
 function refusalOfPlayer({ req, target }: Exchange) {
@@ -2423,14 +2422,14 @@ class RequestBody {
   }
 
   /**
-   * Finds `auth` in the head of the body, if a token accepts that form. An unauthenticated client learns nothing about
+   * Finds `auth` in the head of the body, if a token accepts that method. An unauthenticated client learns nothing about
    * other fields of the body. A body that does not begin like an object (a text, a form) has no `auth`.
    * @throws {Problem} bad_json, bad_field (of `auth`), unsupported_encoding, request_timeout, client_left.
    */
   async readCredential() {
-    if (this.#isComplete || !this.#exchange.rules.forms.has('body')) return undefined;
+    if (this.#isComplete || !this.#exchange.rules.methods.has('body')) return undefined;
     const { auth } = await this.#scanHead();
-    return auth === undefined ? undefined : { form: 'body' as const, secret: auth };
+    return auth === undefined ? undefined : { method: 'body' as const, secret: auth };
   }
 
   /**
@@ -4555,11 +4554,11 @@ const MEDIA_TYPE = /^(audio|video|image)\/(?!svg|[\w.+-]*xml)[\w.+-]+ *(?:;[^,]*
  * The headers of a relayed response: the gateway's own, and the backend's that these do not replace.
  *
  * Attack: the backend serves an attachment as the HTML or SVG that it is, and its sender knows the URL. A script in it
- * would run in the gateway's origin. Even an <img> in it could call the gateway with the token of the path form. So no
+ * would run in the gateway's origin. Even an <img> in it could call the gateway with the token of the path method. So no
  * response to a GET may run or load anything, except swagger's pages. Audio and video get no policy, because Chromium
  * would not play them; they cannot run a script. A playlist is sent as text, because Chromium would play it
  * automatically and fetch the URLs in it. An attachment or avatar that is not audio, video or an image is a download,
- * because a click on a link in it would use the token of the path form.
+ * because a click on a link in it would use the token of the path method.
  * @param incoming the backend's response.
  * @returns name and value in turn.
  */
@@ -4855,8 +4854,6 @@ class Sources extends Mistakes {
   readonly given = new Map<string, { value: unknown; at: string }>();
   /** Settings that are valid, but perhaps not intended. */
   readonly warnings: string[] = [];
-  /** Variables that have no effect here, and may belong to another program. */
-  readonly notes: string[] = [];
   /** The file, the variables and the flags that gave a value. */
   readonly readFrom: string[] = [];
 
@@ -5009,55 +5006,30 @@ function placeAfter(text: string) {
   return `line ${lines.length}, column ${[...lines.at(-1)!].length + 1}`;
 }
 
-/**
- * The variables that restrict access. A misspelt one is refused, because ignoring it would leave the gateway more open.
- */
-const RESTRICTIONS =
-  'API_TOKENS API_TOKENS_FILE ALLOW_CLIENTS AUTH_METHODS AUTH_ANONYMOUS TRUSTED_PROXIES GATEWAY_CONFIG'.split(' ');
 const MIGRATING = 'docs/migrating.md has its equivalent';
 /** The top-level keys of secured-signal-api's file. */
 const FOREIGN_KEY = /^(?:api|service|settings)(?::|$)/m;
-/** Variables that are meant for the gateway or for secured-signal-api, and restrict access: refused. */
-const REFUSED_VARIABLES: Hints = [
-  [/^ALLOWED_CLIENTS$/, 'did you mean "ALLOW_CLIENTS"?'],
-  [/^GATEWAY_CONF$/, 'did you mean "GATEWAY_CONFIG"?'],
-  [/^TLS_CRT$/, 'did you mean "TLS_CERT"?'],
-  [/^(?:SETTINGS__|API__TOKEN|API__AUTH__|SERVICE__HOSTNAMES$)/i, MIGRATING],
-  [/^HOSTNAMES$/, MIGRATING],
-];
-/** Variables that may belong to another program, and cause only a note. */
-const NOTED_VARIABLES: Hints = [
-  [/^(?:API|SERVICE)__/, MIGRATING],
-  [/^TOKENS$/, 'did you mean "API_TOKENS"?'],
-  [/^(?:BACKEND|API_URL)$/, 'did you mean "BACKEND_URL"?'],
-  [/^CONFIG(?:_PATH)?$/, 'did you mean "GATEWAY_CONFIG"?'],
-  [/^RATE_LIMIT$/, 'did you mean "RATE"?'],
-  [/^(?:SENDERS|RECIPIENTS)$/, 'it belongs to a token in the file'],
-];
 
-/** Notes the settings in the environment, and finds variables that are misspelt. */
+/**
+ * Matches the variables that Kubernetes and Docker make for a service called "gateway", such as
+ * GATEWAY_SERVICE_HOST and GATEWAY_PORT_8880_TCP.
+ */
+const OF_A_SERVICE = /^GATEWAY_(?:SERVICE_.*|PORT(?:_.*)?)$/;
+
+/** Notes the settings in the environment. A variable that begins with GATEWAY_ and is none of them is a mistake. */
 function noteEnv(sources: Sources, env: NodeJS.ProcessEnv) {
-  const at = 'API_TOKENS_FILE';
-  if (at in env && 'API_TOKENS' in env) sources.add(at, 'is set together with API_TOKENS; use one of them');
-  const tokenLines = env[at] && sources.collect(at, () => {
-    const lines = readFile(env[at]).replace(/^\s*#.*$/gm, '');
-    // In "phone SECRET" and "SECRET # phone", each word would become a token.
-    ensure(
-      !/[^\s,](?:,|[^\S\n])+[^\s,]/.test(lines),
-      'has two words on one line; write one token per line, SECRET or name=SECRET, without a comment',
-    );
-    return lines;
-  });
-  for (const [path, [name]] of SETTING_ROWS) sources.note(path, env[name], name);
-  sources.note('tokens', tokenLines, at);
+  const variables = SETTING_ROWS.map(([path]) => variableOf(path));
+  for (const [path] of SETTING_ROWS) sources.note(path, env[variableOf(path)], variableOf(path));
+  if (TOKENS_FILE in env) {
+    const other = variableOf('tokens');
+    if (other in env) sources.add(TOKENS_FILE, `is set together with ${other}; use one of them`);
+    const lines = sources.collect(TOKENS_FILE, () => readFile(env[TOKENS_FILE]).replace(/^[ \t]*#.*$/gm, ''));
+    sources.note('tokens', lines, TOKENS_FILE);
+  }
+  const known = [...variables, TOKENS_FILE, CONFIG_FILE];
   for (const name in env) {
-    // A name without digits that is one letter off is misspelt. Names of other programs can be two letters off.
-    const near = RESTRICTIONS.find((known) => /^[A-Za-z_]+$/.test(name) && editDistance(name, known) === 1);
-    const refusal = hintFor(REFUSED_VARIABLES, name) ?? (near && `did you mean "${near}"?`);
-    const hint = refusal ?? hintFor(NOTED_VARIABLES, name);
-    const isMissed = name === 'TOKENS' && !sources.given.has('tokens'); // there is no token without it
-    if (refusal || isMissed) sources.add(name, `is not a setting; ${hint}`);
-    else if (hint) sources.notes.push(`${name} is not a setting, and does nothing; ${hint}`);
+    if (!name.startsWith('GATEWAY_') || known.includes(name) || OF_A_SERVICE.test(name)) continue;
+    sources.collect(name, () => refuseSetting(name, known));
   }
 }
 
@@ -5066,10 +5038,10 @@ function noteEnv(sources: Sources, env: NodeJS.ProcessEnv) {
  * @throws {ConfigError} with every mistake.
  */
 function readSettings(sources: Sources) {
-  const { given, found, warnings, notes, readFrom } = sources;
+  const { given, found, warnings, readFrom } = sources;
   const isAllRead = found.length === 0; // otherwise the tokens may be in a source that could not be read
-  const settings = { tokens: [], warnings, notes, readFrom } as JsonObject as Settings & JsonObject;
-  for (const [path, [, read, , fallback]] of SETTING_ROWS) {
+  const settings = { tokens: [], warnings, readFrom } as JsonObject as Settings & JsonObject;
+  for (const [path, [read, , fallback]] of SETTING_ROWS) {
     const { value, at } = given.get(path) ?? { value: fallback, at: path };
     if (value === undefined) continue;
     settings[path] = sources.collect(at, () => {
@@ -5082,8 +5054,8 @@ function readSettings(sources: Sources) {
     warnings.push(`${where} has the path of an endpoint; give only the part before it, such as ${EXAMPLE_URL}`);
   }
   if (isAllRead && !given.has('tokens') && settings.listen?.isLocal === false && !settings['auth.anonymous']) {
-    const advice = 'name a file (--config, GATEWAY_CONFIG), or set API_TOKENS (the command "token" makes one); ' +
-      'AUTH_ANONYMOUS=true would accept all requests';
+    const advice = 'name a file (--config, GATEWAY_CONFIG), or set GATEWAY_TOKENS (the command "token" makes one); ' +
+      'GATEWAY_AUTH_ANONYMOUS=true would accept all requests';
     sources.add('tokens', `none is configured, but the gateway would listen for other machines: ${advice}`);
   }
   if (found.length === 0) settings.certificate = sources.collect('tls', () => checkTls(settings));
@@ -5111,8 +5083,8 @@ function makeRules(settings: Settings) {
     /** By digest. */
     tokens: new Map(tokens.map((token) => [token.digest, token])),
     anonymous,
-    /** The forms that at least one token accepts. */
-    forms: new Set(tokens.flatMap((token) => [...token.methods])),
+    /** The methods that at least one token accepts. */
+    methods: new Set(tokens.flatMap((token) => [...token.methods])),
     all: anonymous ? [anonymous] : tokens,
     cors: settings.cors ?? new Set<string>(),
   } as const;
@@ -5244,11 +5216,13 @@ function refuseNull(value: unknown) {
   return value;
 }
 
-/** @throws {UsageError} with the nearest known setting, if it differs in at most 3 letters and not in all. */
-function refuseSetting(key: string, known: string[]) {
-  const distance = (name: string) => editDistance(key.toLowerCase(), name.toLowerCase());
-  const [nearest = ''] = known.sort((a, b) => distance(a) - distance(b));
-  const isNear = distance(nearest) < Math.min(4, key.length);
+/** @throws {UsageError} with the nearest known setting, if at least half of the letters agree. */
+function refuseSetting(key: string, known: readonly string[]) {
+  // All variables begin alike, which says nothing.
+  const letters = (name: string) => name.toLowerCase().replace(/^gateway_/, '');
+  const distance = (name: string) => editDistance(letters(key), letters(name));
+  const [nearest = ''] = [...known].sort((a, b) => distance(a) - distance(b));
+  const isNear = distance(nearest) <= Math.max(letters(key).length, letters(nearest).length) / 2;
   const hint = isNear ? `did you mean "${nearest}"?` : FOREIGN_KEY.test(key) && MIGRATING;
   throw new UsageError(`is not a setting${hint ? `; ${hint}` : ''}`);
 }
@@ -5545,13 +5519,13 @@ function readPattern(text: string) {
 }
 
 /**
- * Reads `tokens`: an object in JSON; in the environment a text of `SECRET` and `name=SECRET`. Three things are
+ * Reads `tokens`: an object in JSON; or a text of `SECRET` and `name=SECRET`. Three things are
  * mistakes: no token, because all requests would be accepted; two tokens with one secret, because it is unclear whose
  * rights count; a secret as a name, because each log line would show it.
  */
 function readTokens(value: unknown) {
   const mistakes = new Mistakes();
-  const read = typeof value === 'string' ? readTokenWords : readTokenObject;
+  const read = typeof value === 'string' ? readTokenText : readTokenObject;
   const tokens = read(value as string, mistakes) as TokenSettings[]; // with a mistake, the digest may be undefined
   ensure(tokens.length > 0, 'contains no token; remove it to run without tokens');
   const digests = new Set(tokens.map(({ digest }) => digest));
@@ -5576,28 +5550,27 @@ function checkTokenName(name: string) {
 }
 
 /**
- * Reads tokens from text. A token whose secret is wrong has no digest. Messages give a word's position, not its text:
- * what looks like a name may be half of a secret.
+ * Reads tokens from text: entries separated by commas or line feeds, each SECRET or name=SECRET. A token whose secret is
+ * wrong has no digest. Messages give an entry's position, not its text, which may be a secret.
  */
-function readTokenWords(text: string, mistakes: Mistakes) {
-  return text.split(/[\s,]+/).filter(Boolean).map((word, i, words) => {
-    const [, name = `token-${i + 1}`, secret = ''] = /^(?:([A-Za-z0-9][\w.-]{0,63})=)?(.*)$/s.exec(word)!;
+function readTokenText(text: string, mistakes: Mistakes) {
+  const entries = text.split(/[,\n]/).map((entry) => entry.trim()).filter(Boolean);
+  return entries.map((entry, i) => {
+    const { name = `token-${i + 1}`, secret = '' } = TOKEN_ENTRY.exec(entry)!.groups!;
     const read = mistakes.collect(`[${i}]`, () => {
-      const isHalf = /^[\w.-]{1,15}$/.test(word) && words[i + 1]?.includes('=');
-      ensure(!isHalf, 'is too short for a secret; if it is part of the next name, write that without a space');
       ensure(
-        /[^=]/.test(secret) && !/^[^=]*:$/.test(word),
-        'is a name without a secret, or a secret that ends in "=" or ":": write name=SECRET',
+        !/\s/.test(entry),
+        'has white space in it: write SECRET or name=SECRET, one a line, or with commas between them',
       );
-      ensure(
-        !/^(?:#|\/\/)/.test(word),
-        'looks like a comment, which needs its own line; if it is a secret, write name=SECRET',
-      );
-      return readSecret(secret, true);
+      ensure(/[^=]/.test(secret), 'is a name without a secret: write name=SECRET');
+      return readSecret(secret);
     });
     return { ...read, name };
   });
 }
+
+/** Matches an entry of tokens in text. Base64 may end in "=", so a secret without a name may contain it. */
+const TOKEN_ENTRY = /^(?:(?<name>[A-Za-z0-9][\w.-]{0,63})=(?!=*$))?(?<secret>.*)$/s;
 
 /** Reads the tokens of a file. A token whose secret is wrong has no digest. */
 function readTokenObject(value: unknown, mistakes: Mistakes) {
@@ -5619,18 +5592,11 @@ function readTokenObject(value: unknown, mistakes: Mistakes) {
   });
 }
 
-/** Quotes, brackets and separators of other formats. After a quoting mistake they would become part of the secret. */
-const QUOTING = /^["'`\p{Pi}\p{Pf}[\]<>{}]|["'`\p{Pi}\p{Pf}[\]<>{}]$|;/u;
-
 /** The digests of an empty text and of an empty line: `hash` was given no secret. */
 const NO_DIGESTS = ['', '\n', '\r\n'].map(digestOf);
 
-/**
- * Reads a secret, and returns its digest, and whether the secret looks like one itself. No message shows any of it.
- * @param isBare whether it comes from the environment or its own file, where a stray quote would become part of the
- *   secret. In JSON a stray quote is a syntax error.
- */
-function readSecret(secret: unknown, isBare = false) {
+/** Reads a secret, and returns its digest, and whether the secret looks like one itself. No message shows any of it. */
+function readSecret(secret: unknown) {
   ensure(typeof secret === 'string', 'must be a string');
   if (/^sha256:/i.test(secret)) {
     const digest = secret.slice('sha256:'.length).toLowerCase();
@@ -5641,8 +5607,8 @@ function readSecret(secret: unknown, isBare = false) {
   ensure(!/\p{Cc}/u.test(secret), 'has several lines, or a control character; keep one line with only the secret');
   ensure(!/^\s|\s$/.test(secret), 'starts or ends with white space');
   ensure(
-    !(isBare && QUOTING.test(secret)),
-    'starts or ends with a quote, a bracket or a brace, or contains ";", which would be part of the secret',
+    !/^(?:secret|digest)\s/.test(secret),
+    'begins with a word that "gateway.ts token" prints before it; keep only what follows',
   );
   ensure(
     !/sha256:|^(?=.*\s).*\b[0-9a-f]{64}\b/i.test(secret),
@@ -5702,7 +5668,7 @@ async function runDemo(listen: string, level?: string) {
   const gateway = createGateway({
     backend: { url: `http://127.0.0.1:${(backend.address() as AddressInfo).port}` },
     listen,
-    auth: { methods: FORM_WORDS },
+    auth: { methods: METHOD_NAMES },
     tokens: { demo: { secret, defaults: { number, recipients: [recipient] } } },
   }, { log: (line) => level !== 'debug' && /\bstatus["=]/.test(line) || writeOut(`${line}\n`) });
   stopOnSignal(gateway.server, gateway.close);
@@ -5771,13 +5737,14 @@ async function runCommand(args: string[], env: NodeJS.ProcessEnv, stdin: () => B
   const advice = adviceFor(`${command} is no command`);
   ensure(command === undefined || isRender, `unknown command or arguments${advice}; see --help`);
 
-  const file = values.config ?? env.GATEWAY_CONFIG;
+  const file = values.config ?? env[CONFIG_FILE];
   ensure(file !== '', '--config, or GATEWAY_CONFIG, is set but empty');
   if (values.demo) {
-    const configured = file ?? values.backend ?? env.BACKEND_URL ?? env.API_TOKENS ?? env.API_TOKENS_FILE;
+    const configured = file ?? values.backend ?? env[variableOf('backend.url')] ?? env[variableOf('tokens')] ??
+      env[TOKENS_FILE];
     const isAlone = (command ?? values.check ?? configured) === undefined;
     ensure(isAlone, '--demo brings its own backend and token, so it cannot be combined with configured ones');
-    return runDemo(values.listen ?? env.LISTEN ?? SETTINGS.listen[3], env.LOG_LEVEL);
+    return runDemo(values.listen ?? env[variableOf('listen')] ?? SETTINGS.listen[2], env[variableOf('log.level')]);
   }
   // `--check`, `render`, a start and a reload all load in the same way, so the configuration that was checked is the
   // one that runs.
@@ -5822,15 +5789,16 @@ function parseCommandLine(args: string[]) {
 
 /** The text of `--help`, in 80 columns. The settings of the top level come from `SETTINGS`. */
 function usage() {
-  const rows = SETTING_ROWS.map(([path, [env, , help, fallback]]) =>
-    `  ${path.padEnd(20)}${env.padEnd(18)}${fallback ? `[${fallback}]` : ''}`.trimEnd() + `\n      ${help}`
+  const rows = SETTING_ROWS.map(([path, [, help, fallback]]) =>
+    `  ${path.padEnd(20)}${fallback ? `[${fallback}]` : ''}`.trimEnd() + `\n      ${help}`
   );
   return `signal-gateway ${VERSION}: an authenticating gateway for signal-cli-rest-api
 
 Settings, by path in the JSON file (--config, or GATEWAY_CONFIG), each with its
-variable and [default]. Flags override variables, variables override the file.
-Durations: 250ms 30s 5m 1h 7d; sizes: 64KiB 10MiB.
-API_TOKENS_FILE names a file with one token per line.
+[default]. The variable of a setting is GATEWAY_ and its path: limits.body is
+GATEWAY_LIMITS_BODY, trustedProxies GATEWAY_TRUSTED_PROXIES. Flags override
+variables, variables override the file. Durations: 250ms 30s 5m 1h 7d; sizes:
+64KiB 10MiB. GATEWAY_TOKENS_FILE names a file with tokens, a line each.
 
 ${rows.join('\n')}
 
@@ -5900,7 +5868,6 @@ function printCheck(settings: Settings) {
     `backend ${settings['backend.url'].name}`,
     `tokens ${rules.tokens.size}`,
     ...warningsOf(rules, settings, Date.now()).map((warning) => `warning: ${warning}`),
-    ...rules.notes.map((note) => `note: ${note}`),
     ...rules.all.map(describeToken),
   ].join('\n');
 }
@@ -6122,10 +6089,10 @@ function isEntryPoint() {
 
 // Public API: createGateway, ConfigError and the types. The rest is exported for tests only.
 export {
+  AUTH_METHODS,
   BodyScan,
   ConfigError,
   createGateway,
-  FORMS,
   loadSettings,
   Metrics,
   parseTarget,
