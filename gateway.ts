@@ -45,7 +45,7 @@ import { readFileSync, statSync } from 'node:fs';
 import http, { IncomingMessage, type OutgoingHttpHeaders, ServerResponse } from 'node:http';
 import { createRequire } from 'node:module';
 import https from 'node:https';
-import { type AddressInfo, BlockList, isIP, Socket } from 'node:net';
+import { type AddressInfo, BlockList, type IPVersion, isIP, Socket } from 'node:net';
 import { isAbsolute, resolve } from 'node:path';
 import { text as readAll } from 'node:stream/consumers';
 import { createSecureContext } from 'node:tls';
@@ -295,11 +295,53 @@ type Reader<T> = (value: unknown) => T;
 /** A setting's reader, its line in `--help`, and its default, if there is one. */
 type Setting = readonly [Reader<unknown>, help: string, fallback?: string];
 
+// What to write instead of what people often write, for each kind of value.
+
+const QUOTE_HINT = [/^["'`]/, 'leave out the quotes'] as const;
+
+const PORT_LIMIT = 'the highest port is 65535';
+const BRACKETS = 'put an IPv6 address in brackets: [::1]:8080';
+
+const LISTEN_HINTS: Hints = [
+  [/^\d+$/, 'put a colon before the port'],
+  [/^[^/]*:\d{5,}$/, PORT_LIMIT],
+  [/^[\da-f]*:[\da-f]*:\S*$/i, BRACKETS],
+];
+
+const URL_HINTS: Hints = [
+  QUOTE_HINT,
+  [/^https?:\/\/[^/@]*:\d{5,}\/?$/, PORT_LIMIT],
+  [/^(?:https?:\/\/)?[\da-f]*:[\da-f]*:\S*$/i, BRACKETS],
+];
+
+const ADDRESS_HINTS: Hints = [
+  [/^(?=\S*[g-z])[\w.-]+$/i, 'names are not resolved: write the address (in compose "ipv4_address" fixes it)'],
+];
+
+const ALLOW_HINTS: Hints = [
+  [/^\//, 'put the method before the path, or "*" for all methods'],
+  [/ \/.*\/$/, 'leave out the "/" at the end'],
+];
+
+const NUMBER_HINTS: Hints = [
+  [/^\*$/, 'in "senders" and "recipients" it stands alone, for everyone'],
+  [/^\+?[\d ()./-]+$/, 'write "+", the country code and digits alone, in double quotes'],
+];
+
+const RECIPIENT_HINTS: Hints = [
+  [/^(?:group\.[^*]|[\w+/]{43}=$)/, 'this is not the "id" of a group; GET /v1/groups/+NUMBER lists them'],
+  [
+    /^https:\/\/signal\.group\//,
+    'an invite link does not name a group; write the "id" that GET /v1/groups/+NUMBER lists',
+  ],
+  ...NUMBER_HINTS,
+];
+
 // Readers of text. The others, and the functions used here, are in the section READERS.
 const readMethods = listOf(wordOf(METHOD_NAMES));
 const readRate = scalarOf('a rate such as 30/1m', parseRate);
 /** The phone number of an account or a person, in the backend's format. */
-const readNumber = textThat((text) => NUMBER.test(text), '"+" and 5 to 15 digits');
+const readNumber = textThat((text) => NUMBER.test(text), '"+" and 5 to 15 digits', NUMBER_HINTS);
 
 /**
  * The settings of the top level. The loader and `--help` use these rows. A test compares them with the table in
@@ -319,7 +361,7 @@ const SETTINGS = {
   'backend.parallel': [zeroAsNoLimit(countFrom(0)), 'concurrent requests to it; 0 = no limit', '4'],
   'backend.wait': [duration('30s'), 'how long a send waits for it to restart; 0 = not at all', '30s'],
   'listen': [
-    scalarOf('host:port, :port or [::]:port', parseListen),
+    scalarOf('host:port, :port or [::]:port', parseListen, LISTEN_HINTS),
     'host:port or :port (every interface)',
     '127.0.0.1:8880',
   ],
@@ -363,8 +405,8 @@ const TOKEN_READERS = {
   clients: readAddresses,
   secret: readSecret,
   secretFile: (path: unknown) => readSecret(readFile(path).trim()), // editors end a file with a line feed
-  senders: listOrAll(readNumber),
-  recipients: listOrAll(readerOfRecipients(true)),
+  senders: listOrEveryone(readNumber),
+  recipients: listOrEveryone(readerOfRecipients(true)),
   expires: scalarOf(
     'a date such as 2027-06-30 (valid through that day, UTC) or a time such as 2027-06-30T12:00:00Z',
     parseExpiry,
@@ -752,7 +794,7 @@ const GROUPS = ['send', 'info', 'receive', 'messaging', 'setup', 'metrics'];
 type Route = (typeof ROUTES)[number];
 
 /** The methods of the backend's routes. HEAD and OPTIONS are 404 there, and no route here has them. */
-const METHODS = ['GET', 'POST', 'PUT', 'PATCH', 'DELETE'];
+const HTTP_METHODS = ['GET', 'POST', 'PUT', 'PATCH', 'DELETE'] as const;
 
 /**
  * What the row of a route can declare. The default is the stricter assumption: without a word, a route may change
@@ -769,95 +811,103 @@ const METHODS = ['GET', 'POST', 'PUT', 'PATCH', 'DELETE'];
  */
 type Fact = 'body' | 'any-body' | 'same-members' | 'to-groups' | 'no-account' | 'no-slot' | 'waits';
 
+type RouteRow = [method: (typeof HTTP_METHODS)[number], template: string, ...facts: Fact[]];
+
 /**
- * Every route of the backend, by group: its methods, its template and its facts. The first match wins, so a literal
+ * Every route of the backend, by group: its method, its template and its facts. The first match wins, so a literal
  * segment comes before a parameter, as in the backend's own router.
  */
-const ROUTES = Object.entries({
+const ROUTES = Object.entries<RouteRow[]>({
   // The backend answers both without signal-cli.
   info: [
-    'GET /v1/about                                         no-slot no-account waits',
-    'GET /v1/health                                        no-slot no-account',
+    ['GET', '/v1/about', 'no-slot', 'no-account', 'waits'],
+    ['GET', '/v1/health', 'no-slot', 'no-account'],
   ],
   // With /v1/send, signal-cli would read the digits in a group's id as a number.
   send: [
-    'POST /v2/send                                         body to-groups same-members no-account waits',
-    'POST /v1/send                                         body same-members no-account waits',
+    ['POST', '/v2/send', 'body', 'to-groups', 'same-members', 'no-account', 'waits'],
+    ['POST', '/v1/send', 'body', 'same-members', 'no-account', 'waits'],
   ],
   // Removes the messages that it returns. A WebSocket in json-rpc mode.
   receive: [
-    'GET /v1/receive/:number                               no-slot',
+    ['GET', '/v1/receive/:number', 'no-slot'],
   ],
   messaging: [
-    'PUT,DELETE /v1/typing-indicator/:number               body to-groups same-members',
-    'POST,DELETE /v1/reactions/:number                     body to-groups same-members',
-    'POST /v1/receipts/:number                             body same-members',
-    'DELETE /v1/remote-delete/:number                      body to-groups same-members',
-    'POST,DELETE /v1/polls/:number                         body to-groups same-members',
-    'POST /v1/polls/:number/vote                           body to-groups same-members',
-    'GET /v1/attachments', // those of all accounts, as the next two
-    'GET /v1/attachments/:attachment',
-    'DELETE /v1/attachments/:attachment                    same-members',
-    'GET /v1/sticker-packs/:number',
-    'POST /v1/sticker-packs/:number                        body same-members',
-    'GET /v1/search',
-    'GET /v1/search/:number',
-    'GET /v1/groups/:number',
-    'POST /v1/groups/:number                               body',
-    'GET /v1/groups/:number/:groupid',
-    'DELETE /v1/groups/:number/:groupid                    same-members', // quits the group
-    'PUT /v1/groups/:number/:groupid                       body', // can create a link by which anyone can join
-    'GET /v1/groups/:number/:groupid/avatar',
-    'POST /v1/groups/:number/:groupid/block                same-members',
-    'POST /v1/groups/:number/:groupid/join                 same-members',
-    'POST /v1/groups/:number/:groupid/quit                 same-members',
-    'POST,DELETE /v1/groups/:number/:groupid/members       body',
-    'POST,DELETE /v1/groups/:number/:groupid/admins        body',
-    'POST,DELETE /v1/groups/:number/:groupid/pin-message   body same-members',
+    ['PUT', '/v1/typing-indicator/:number', 'body', 'to-groups', 'same-members'],
+    ['DELETE', '/v1/typing-indicator/:number', 'body', 'to-groups', 'same-members'],
+    ['POST', '/v1/reactions/:number', 'body', 'to-groups', 'same-members'],
+    ['DELETE', '/v1/reactions/:number', 'body', 'to-groups', 'same-members'],
+    ['POST', '/v1/receipts/:number', 'body', 'same-members'],
+    ['DELETE', '/v1/remote-delete/:number', 'body', 'to-groups', 'same-members'],
+    ['POST', '/v1/polls/:number', 'body', 'to-groups', 'same-members'],
+    ['DELETE', '/v1/polls/:number', 'body', 'to-groups', 'same-members'],
+    ['POST', '/v1/polls/:number/vote', 'body', 'to-groups', 'same-members'],
+    ['GET', '/v1/attachments'], // those of all accounts, as the next two
+    ['GET', '/v1/attachments/:attachment'],
+    ['DELETE', '/v1/attachments/:attachment', 'same-members'],
+    ['GET', '/v1/sticker-packs/:number'],
+    ['POST', '/v1/sticker-packs/:number', 'body', 'same-members'],
+    ['GET', '/v1/search'],
+    ['GET', '/v1/search/:number'],
+    ['GET', '/v1/groups/:number'],
+    ['POST', '/v1/groups/:number', 'body'],
+    ['GET', '/v1/groups/:number/:groupid'],
+    ['DELETE', '/v1/groups/:number/:groupid', 'same-members'], // quits the group
+    ['PUT', '/v1/groups/:number/:groupid', 'body'], // can create a link by which anyone can join
+    ['GET', '/v1/groups/:number/:groupid/avatar'],
+    ['POST', '/v1/groups/:number/:groupid/block', 'same-members'],
+    ['POST', '/v1/groups/:number/:groupid/join', 'same-members'],
+    ['POST', '/v1/groups/:number/:groupid/quit', 'same-members'],
+    ['POST', '/v1/groups/:number/:groupid/members', 'body'],
+    ['DELETE', '/v1/groups/:number/:groupid/members', 'body'],
+    ['POST', '/v1/groups/:number/:groupid/admins', 'body'],
+    ['DELETE', '/v1/groups/:number/:groupid/admins', 'body'],
+    ['POST', '/v1/groups/:number/:groupid/pin-message', 'body', 'same-members'],
+    ['DELETE', '/v1/groups/:number/:groupid/pin-message', 'body', 'same-members'],
   ],
   // These can take over the account or read its contacts. Some link a phone, trust another key (identities), rename the
   // sender (profiles, contacts), or run what the owner has installed (plugins).
   setup: [
-    'GET /v1/configuration',
-    'POST /v1/configuration                                body same-members',
-    'GET /v1/configuration/:number/settings',
-    'POST /v1/configuration/:number/settings               body same-members',
-    'POST /v1/register/:number                             same-members',
-    'POST /v1/register/:number/verify/:token               same-members',
-    'POST /v1/unregister/:number                           same-members',
-    'GET /v1/qrcodelink',
-    'GET /v1/qrcodelink/raw',
-    'GET /v1/accounts',
-    'POST /v1/accounts/:number/rate-limit-challenge        body same-members',
-    'PUT /v1/accounts/:number/settings                     body same-members',
-    'POST /v1/accounts/:number/username                    body same-members',
-    'DELETE /v1/accounts/:number/username                  same-members',
-    'POST /v1/accounts/:number/pin                         body same-members',
-    'DELETE /v1/accounts/:number/pin                       same-members',
-    'GET /v1/devices/:number',
-    'POST /v1/devices/:number                              body same-members',
-    'DELETE /v1/devices/:number/local-data                 same-members', // deletes all data of the account
-    'DELETE /v1/devices/:number/:deviceId                  same-members',
-    'PUT /v1/profiles/:number                              body same-members',
-    'GET /v1/identities/:number',
-    'PUT /v1/identities/:number/trust/:numbertotrust       body same-members',
-    'GET /v1/contacts/:number',
-    'PUT /v1/contacts/:number                              body same-members',
-    'GET /v1/contacts/:number/:uuid',
-    'GET /v1/contacts/:number/:uuid/avatar',
-    'POST /v1/contacts/:number/sync                        same-members',
-    'GET,POST,PUT,PATCH,DELETE /v1/plugins/*               any-body to-groups',
-    'GET /swagger/*',
+    ['GET', '/v1/configuration'],
+    ['POST', '/v1/configuration', 'body', 'same-members'],
+    ['GET', '/v1/configuration/:number/settings'],
+    ['POST', '/v1/configuration/:number/settings', 'body', 'same-members'],
+    ['POST', '/v1/register/:number', 'same-members'],
+    ['POST', '/v1/register/:number/verify/:token', 'same-members'],
+    ['POST', '/v1/unregister/:number', 'same-members'],
+    ['GET', '/v1/qrcodelink'],
+    ['GET', '/v1/qrcodelink/raw'],
+    ['GET', '/v1/accounts'],
+    ['POST', '/v1/accounts/:number/rate-limit-challenge', 'body', 'same-members'],
+    ['PUT', '/v1/accounts/:number/settings', 'body', 'same-members'],
+    ['POST', '/v1/accounts/:number/username', 'body', 'same-members'],
+    ['DELETE', '/v1/accounts/:number/username', 'same-members'],
+    ['POST', '/v1/accounts/:number/pin', 'body', 'same-members'],
+    ['DELETE', '/v1/accounts/:number/pin', 'same-members'],
+    ['GET', '/v1/devices/:number'],
+    ['POST', '/v1/devices/:number', 'body', 'same-members'],
+    ['DELETE', '/v1/devices/:number/local-data', 'same-members'], // deletes all data of the account
+    ['DELETE', '/v1/devices/:number/:deviceId', 'same-members'],
+    ['PUT', '/v1/profiles/:number', 'body', 'same-members'],
+    ['GET', '/v1/identities/:number'],
+    ['PUT', '/v1/identities/:number/trust/:numbertotrust', 'body', 'same-members'],
+    ['GET', '/v1/contacts/:number'],
+    ['PUT', '/v1/contacts/:number', 'body', 'same-members'],
+    ['GET', '/v1/contacts/:number/:uuid'],
+    ['GET', '/v1/contacts/:number/:uuid/avatar'],
+    ['POST', '/v1/contacts/:number/sync', 'same-members'],
+    ['GET', '/v1/plugins/*', 'any-body', 'to-groups'],
+    ['POST', '/v1/plugins/*', 'any-body', 'to-groups'],
+    ['PUT', '/v1/plugins/*', 'any-body', 'to-groups'],
+    ['PATCH', '/v1/plugins/*', 'any-body', 'to-groups'],
+    ['DELETE', '/v1/plugins/*', 'any-body', 'to-groups'],
+    ['GET', '/swagger/*'],
   ],
   metrics: [
-    'GET /metrics                                          no-slot', // the gateway's own, never relayed
+    ['GET', '/metrics', 'no-slot'], // the gateway's own, never relayed
   ],
 }).flatMap(([group, rows]) =>
-  rows.flatMap((row) => {
-    const [methods = '', template = '', ...facts] = row.split(/ +/);
-    const parts = template.slice(1).split('/');
-    return methods.split(',').map((method) => ({ group, method, template, parts, facts }));
-  })
+  rows.map(([method, template, ...facts]) => ({ group, method, template, parts: template.slice(1).split('/'), facts }))
 );
 
 /** Whether the row of a route declares a fact; undefined for a path without a row. */
@@ -1987,9 +2037,13 @@ interface Credential {
 
 /**
  * A token with all its settings, including inherited ones. Only the digest of its secret is kept. `expires` is Infinity
- * for never; it is checked at every request, so no reload is needed.
+ * for never; it is checked at every request, so no reload is needed. Without a list it may use every account, or send to
+ * everyone.
  */
-type Token = TokenSettings & Pick<TokenFields, 'methods' | 'allow' | 'expires'>;
+type Token =
+  & Omit<TokenSettings, 'senders' | 'recipients'>
+  & Pick<TokenFields, 'methods' | 'allow' | 'expires'>
+  & { readonly [List in 'senders' | 'recipients']: ReadonlySet<string> | undefined };
 
 /**
  * Finds the first credential outside the body, in the order header, path, query. Only this credential is checked. If it
@@ -2099,7 +2153,7 @@ function respondToPreflight(exchange: Exchange) {
   const asked = names.toLowerCase().split(/[ \t,]+/);
   exchange.respond(204, {
     ...ownHeaders(exchange),
-    'Access-Control-Allow-Methods': METHODS.join(', '),
+    'Access-Control-Allow-Methods': HTTP_METHODS.join(', '),
     'Access-Control-Allow-Headers': CORS_HEADERS.filter((name) => asked.includes(name)).join(', '),
     'Access-Control-Max-Age': PREFLIGHT_MS / 1000, // in seconds
   });
@@ -2227,17 +2281,26 @@ function findGrant(token: Token, target: Target) {
   // Only its own pattern opens a send by GET, because `GET *` is meant to allow reads. The same holds for the metrics.
   if (target.isSendByGet) return makesSends(token) && groups.has('GET /v2/send') ? 'named' : undefined;
   if (route === METRICS_ROUTE) return groups.has('metrics') || groups.has('GET /metrics') ? 'named' : undefined;
-  // A parameter matches only a parameter: DELETE /v1/devices/:number/:deviceId must not open …/local-data.
-  const fits = (part: string, i: number) =>
-    !part.startsWith(':') || (!isLiteral(route?.parts[i] ?? part) && !mistakeInParameter(part, segments[i]!));
-  const matches = patterns.filter(({ method, parts }) => {
-    const isMethod = method === '*' ? METHODS.includes(target.method) : method === target.method;
-    return isMethod && partsMatch(parts, segments) && parts.every(fits);
-  });
+  const matches = patterns.filter((pattern) => patternMatches(pattern, target));
   if (matches.some(({ parts }) => !/[*:]/.test(prefixOf(parts)))) return 'named';
   if (route && groups.has(route.group)) return 'covered';
   if (SETUP_PREFIXES.has(prefixOf(segments))) return undefined; // no wildcard opens setup
   return matches.length > 0 ? 'covered' : undefined;
+}
+
+/**
+ * Whether a pattern of an allowlist matches a target. Its parameter matches only a parameter of the route:
+ * `DELETE /v1/devices/:number/:deviceId` must not open …/local-data.
+ */
+function patternMatches({ method, parts }: Pattern, { method: wanted, segments, route }: Target) {
+  const isMethod = method === '*' ? (HTTP_METHODS as readonly string[]).includes(wanted) : method === wanted;
+  if (!isMethod || !partsMatch(parts, segments)) return false;
+  return parts.every((part, i) => {
+    if (!part.startsWith(':')) return true;
+    const ofRoute = route?.parts[i];
+    if (ofRoute !== undefined && isLiteral(ofRoute)) return false;
+    return !mistakeInParameter(part, segments[i]!);
+  });
 }
 
 /** A further sentence of a 405 for GET /v2/send. */
@@ -5065,16 +5128,27 @@ function readSettings(sources: Sources) {
 /** What requests are checked against: the settings, with the values that each token inherits. */
 type Rules = Omit<ReturnType<typeof makeRules>, keyof AtStart>;
 
+/**
+ * The list that confines a token: its own, or else its defaults, so that a body that was misread reaches nobody else.
+ * Undefined for everyone.
+ */
+function listInForce(
+  own: ReadonlySet<string> | typeof EVERYONE | undefined,
+  ofDefaults: readonly string[] | undefined | '',
+) {
+  if (own === EVERYONE) return undefined;
+  return own ?? (ofDefaults ? new Set(ofDefaults) : undefined);
+}
+
 /** Makes the rules of a configuration. They never change: a request keeps those that it began with. */
 function makeRules(settings: Settings) {
   const { 'auth.methods': methods, allow, rate, clients } = settings;
-  // A token's own value replaces an inherited one whole: merged, a list could only become wider. Defaults confine, so
-  // that a body that was misread reaches nobody else; a list that is present but undefined is everyone.
-  const resolve = (token: TokenSettings) => {
-    const { number, recipients } = token.defaults ?? {};
-    const lists = { senders: number && new Set([number]), recipients: recipients && new Set(recipients) };
-    return { methods, allow, rate, clients, expires: Infinity, ...lists, ...token } as Token;
-  };
+  // A token's own value replaces an inherited one whole: merged, a list could only become wider.
+  const resolve = ({ senders, recipients, ...own }: TokenSettings) => ({
+    ...{ methods, allow, rate, clients, expires: Infinity, ...own },
+    senders: listInForce(senders, own.defaults?.number && [own.defaults.number]),
+    recipients: listInForce(recipients, own.defaults?.recipients),
+  } as Token);
   const tokens = settings.tokens.map(resolve);
   /** The token of every request, if none is configured. */
   const anonymous = tokens.length === 0 ? resolve({ name: 'anonymous', digest: '' }) : undefined;
@@ -5121,55 +5195,22 @@ function placeOf(key: string, index: number) {
  * 5 or "5".
  * @param expected completes the sentence "… is not …".
  * @param parse returns undefined for a text that is wrong, such as an empty one.
+ * @param hints by the text: what to write instead.
  */
-function scalarOf<T>(expected: string, parse: (text: string) => T | undefined) {
+function scalarOf<T>(expected: string, parse: (text: string) => T | undefined, hints: Hints = []) {
   return (value: unknown) => {
     // A program that embeds the gateway can give any value, with a text of its own.
     const text = /^(?:string|number|boolean)$/.test(typeof value) ? String(value) : '';
     const parsed = parse(text);
-    const advice = adviceFor(`${text} is not ${expected}`);
+    const advice = adviceFor([QUOTE_HINT, ...hints], text);
     ensure(parsed !== undefined, `${showValue(value, 'the value')} is not ${expected}${advice}`);
     return parsed;
   };
 }
 
-/**
- * What to write instead of what people often write. A pattern matches a sentence with the whole value, unquoted, or the
- * code of the error with which the port could not be opened.
- */
-const ADVICE: Hints = [
-  [/^["'`]/, 'leave out the quotes'],
-  [/^\d+ is not host:port/, 'put a colon before the port'],
-  [/^[^/]*:\d{5,} is not host:port|^https?:\/\/[^/@]*:\d{5,}\/? is no URL/, 'the highest port is 65535'],
-  [/^(?:https?:\/\/)?[\da-f]*:[\da-f]*:\S* is (?:not host|no URL)/i, 'put an IPv6 address in brackets: [::1]:8080'],
-  [
-    /^(?=\S*[g-z])[\w.-]+ is not an address/i,
-    'names are not resolved: write the address (in compose "ipv4_address" fixes it)',
-  ],
-  [/^\/.* is not one of send/, 'put the method before the path, or "*" for all methods'],
-  [/ \/.*\/ is not one of send/, 'leave out the "/" at the end'],
-  [/^(?:group\.[^*]|[\w+/]{43}= is not a phone)/, 'this is not the "id" of a group; GET /v1/groups/+NUMBER lists them'],
-  [
-    /^https:\/\/signal\.group\//,
-    'an invite link does not name a group; write the "id" that GET /v1/groups/+NUMBER lists',
-  ],
-  [/^\* is not (?:a phone|"\+")/, 'in "senders" and "recipients" it stands alone, for everyone'],
-  [/^\+?[\d ()./-]+ is not (?:a phone|"\+")/, 'write "+", the country code and digits alone, in double quotes'],
-  [/^Unknown option '(?:-p|--port)'/, 'write --listen HOST:PORT'],
-  [/^(?:check|demo|help|version) is no command/, 'put "--" before it'],
-  [/^Unknown option '-c'|\.json is no command/, 'write --config FILE'],
-  [/EADDRINUSE$/, 'use another port with --listen HOST:PORT'],
-  // UNTIL Deno has EADDRNOTAVAIL for an address of another machine: Deno 2.9 has EINVAL (test "a port that cannot be").
-  [
-    /(?:EADDRNOTAVAIL|ENOTFOUND|EAI_AGAIN|EINVAL)$/,
-    '--listen needs an address of this machine; :PORT means all of them',
-  ],
-  [/EACCES$/, 'ports below 1024 need root; use --listen HOST:8880'],
-];
-
 /** What to write or do instead, as the end of a sentence; '' if there is no advice. */
-function adviceFor(wrong: string) {
-  const advice = hintFor(ADVICE, wrong);
+function adviceFor(hints: Hints, wrong: string) {
+  const advice = hintFor(hints, wrong);
   return advice ? `; ${advice}` : '';
 }
 
@@ -5186,9 +5227,12 @@ function listOf<T>(read: Reader<T>): Reader<ReadonlySet<T>> {
   };
 }
 
-/** Makes a reader of a token's list. "*" alone means everyone: no list, and none from the defaults. */
-function listOrAll(read: Reader<string>) {
-  return (value: unknown) => value === '*' || isDeepStrictEqual(value, ['*']) ? undefined : listOf(read)(value);
+/** What a token's list says that confines it to nothing: every account, or every recipient. */
+const EVERYONE = 'everyone';
+
+/** Makes a reader of a token's list, in which "*" stands alone and means everyone. */
+function listOrEveryone(read: Reader<string>) {
+  return (value: unknown) => value === '*' || isDeepStrictEqual(value, ['*']) ? EVERYONE : listOf(read)(value);
 }
 
 /**
@@ -5248,8 +5292,8 @@ function wordOf<T extends string>(words: readonly T[]) {
 }
 
 /** Makes a reader of texts. A text that `isRight` is kept as it is. */
-function textThat(isRight: (text: string) => boolean, expected: string) {
-  return scalarOf(expected, (text) => isRight(text) ? text : undefined);
+function textThat(isRight: (text: string) => boolean, expected: string, hints?: Hints) {
+  return scalarOf(expected, (text) => isRight(text) ? text : undefined, hints);
 }
 
 /** Whether a value is what JSON calls an object. */
@@ -5327,6 +5371,7 @@ function readerOfRecipients(takesAnyGroup: boolean) {
   return textThat(
     (text) => (takesAnyGroup && text === 'group.*') || NUMBER.test(text) || PERSON.test(text) || isGroupId(text),
     `a phone number ("+" and 5 to 15 digits), a user name (name.01), a UUID${groups}`,
+    RECIPIENT_HINTS,
   );
 }
 
@@ -5358,7 +5403,7 @@ const EXAMPLE_URL = 'http://signal-api:8080';
 function readBackend(value: unknown) {
   const url = typeof value === 'string' && URL.canParse(value) ? new URL(value) : undefined;
   const isUsable = url !== undefined && /^https?:$/.test(url.protocol) && !url.search && !url.hash;
-  const advice = adviceFor(`${value} is no URL`);
+  const advice = adviceFor(URL_HINTS, String(value));
   ensure(isUsable, `must begin with "http://" or "https://" and have no query, such as ${EXAMPLE_URL}${advice}`);
   const { protocol, hostname, port, auth } = attempt(
     () => urlToHttpOptions(url),
@@ -5480,21 +5525,27 @@ function checkTls({ 'tls.cert': cert, 'tls.key': key }: AtStart) {
  * each request would have to resolve them, and their owner could change who has access.
  */
 function readAddresses(value: unknown) {
+  const ranges = [...listOf(scalarOf('an address or a CIDR range', parseRange, ADDRESS_HINTS))(value)];
   const list = new BlockList();
-  const isAddress = (text: string) => {
-    const [, address = '', bits] = /^([^/]*)(?:\/([0-9]{1,3}))?$/.exec(text) ?? [];
-    const isV6 = isIP(address) === 6;
-    const size = isV6 ? 128 : 32;
-    const prefix = Number(bits ?? size);
-    if (isIP(address) === 0 || prefix > size) return false;
-    const range = new BlockList();
-    for (const each of [range, list]) each.addSubnet(address, prefix, isV6 ? 'ipv6' : 'ipv4');
+  for (const { address, prefix, family } of ranges) list.addSubnet(address, prefix, family);
+  return { written: ranges.map(({ written }) => written), list };
+}
+
+/** Parses an address, or a CIDR range as `192.168.0.0/16`. */
+function parseRange(written: string) {
+  const { address = '', bits } = /^(?<address>[^/]*)(?:\/(?<bits>[0-9]{1,3}))?$/.exec(written)?.groups ?? {};
+  const family: IPVersion = isIP(address) === 6 ? 'ipv6' : 'ipv4';
+  const addressBits = family === 'ipv6' ? 128 : 32;
+  const prefix = Number(bits ?? addressBits);
+  if (isIP(address) === 0 || prefix > addressBits) return undefined;
+  if (family === 'ipv6' && prefix < 96) {
     // BlockList takes an IPv4 address for ::ffff:a.b.c.d, as the machine does.
-    const holdsV4 = isV6 && prefix < 96 && range.check('::ffff:0:0', 'ipv6');
-    ensure(!holdsV4, 'contains every IPv4 address (0.0.0.0/0); write an IPv4 range as such, like 192.168.0.0/16');
-    return true;
-  };
-  return { written: [...listOf(textThat(isAddress, 'an address or a CIDR range'))(value)], list };
+    const range = new BlockList();
+    range.addSubnet(address, prefix, family);
+    const holdsIPv4 = range.check('::ffff:0:0', 'ipv6');
+    ensure(!holdsIPv4, 'contains every IPv4 address (0.0.0.0/0); write an IPv4 range as such, like 192.168.0.0/16');
+  }
+  return { written, address, prefix, family };
 }
 
 /** Reads an allowlist: the `groups` that its words stand for, its `patterns`, and both as `written`. */
@@ -5502,6 +5553,7 @@ function readAllow(value: unknown) {
   const readWord = textThat(
     (text) => GROUPS.includes(text) || readPattern(text) !== undefined,
     `one of ${GROUPS.join(', ')}, or a pattern such as "GET /v1/groups/:number"`,
+    ALLOW_HINTS,
   );
   const written = [...listOf(readWord)(value)];
   const groups = new Set(written); // the patterns in it equal no group
@@ -5509,13 +5561,19 @@ function readAllow(value: unknown) {
   return { written, groups, patterns: written.flatMap((word) => readPattern(word) ?? []) };
 }
 
+/** A pattern of an allowlist. */
+interface Pattern {
+  readonly method: string;
+  readonly parts: readonly string[];
+}
+
 /**
  * Parses `METHOD /path`: METHOD may be `*`, and a segment is a literal, `:name` or `*`. A literal is compared with the
  * decoded segment of a request, so one with an escape could never match. `*` does not stand for a part of a segment.
  */
-function readPattern(text: string) {
+function readPattern(text: string): Pattern | undefined {
   const [, method = '', path = ''] = /^([A-Z]+|\*) ((?:\/(?:\*|:[A-Za-z]+|[^\s/*:%?#\\]+))+)$/.exec(text) ?? [];
-  return [...METHODS, '*'].includes(method) ? { method, parts: path.slice(1).split('/') } : undefined;
+  return ['*', ...HTTP_METHODS].includes(method) ? { method, parts: path.slice(1).split('/') } : undefined;
 }
 
 /**
@@ -5719,7 +5777,7 @@ async function run(args: string[], env: NodeJS.ProcessEnv, stdin: () => Buffer) 
     const { message, code = '' } = error as NodeJS.ErrnoException;
     // `render` throws a Problem, the refusal that the webhook would get.
     const isExpected = error instanceof UsageError || error instanceof Problem;
-    const stderr = `gateway: ${isExpected ? message : `cannot run: ${message}${adviceFor(code)}`}\n`;
+    const stderr = `gateway: ${isExpected ? message : `cannot run: ${message}${adviceFor(PORT_HINTS, code)}`}\n`;
     return { code: error instanceof UsageError ? 2 : 1, stdout: '', stderr };
   }
 }
@@ -5734,7 +5792,7 @@ async function runCommand(args: string[], env: NodeJS.ProcessEnv, stdin: () => B
   if (command === 'hash' && rest.length === 0) return hashSecret(stdin().toString());
   const isRender = command === 'render' && rest.length === 1;
   // The argument is not shown: it may be a secret.
-  const advice = adviceFor(`${command} is no command`);
+  const advice = adviceFor(COMMAND_HINTS, command ?? '');
   ensure(command === undefined || isRender, `unknown command or arguments${advice}; see --help`);
 
   const file = values.config ?? env[CONFIG_FILE];
@@ -5766,26 +5824,59 @@ async function runCommand(args: string[], env: NodeJS.ProcessEnv, stdin: () => B
   return '';
 }
 
+/** By the option's name. */
+const OPTION_HINTS: Hints = [
+  [/^(?:p|port)$/, 'write --listen HOST:PORT'],
+  [/^c$/, 'write --config FILE'],
+];
+
+const COMMAND_HINTS: Hints = [
+  [/^(?:check|demo|help|version)$/, 'put "--" before it'],
+  [/\.json$/, 'write --config FILE'],
+];
+
+/** By the code of the error with which the port could not be opened. */
+const PORT_HINTS: Hints = [
+  [/^EADDRINUSE$/, 'use another port with --listen HOST:PORT'],
+  // UNTIL Deno has EADDRNOTAVAIL for an address of another machine: Deno 2.9 has EINVAL (test "a port that cannot be").
+  [
+    /^(?:EADDRNOTAVAIL|ENOTFOUND|EAI_AGAIN|EINVAL)$/,
+    '--listen needs an address of this machine; :PORT means all of them',
+  ],
+  [/^EACCES$/, 'ports below 1024 need root; use --listen HOST:8880'],
+];
+
+const OPTIONS = {
+  config: { type: 'string' },
+  listen: { type: 'string' },
+  backend: { type: 'string' },
+  check: { type: 'boolean' },
+  demo: { type: 'boolean' },
+  help: { type: 'boolean', short: 'h' },
+  version: { type: 'boolean', short: 'v' },
+} as const;
+
 /**
  * Parses the flags. Every setting has a variable; only two, for a first try, also have a flag.
- * @throws {UsageError} with the first sentence of parseArgs's message. The others are advice.
+ * @throws {UsageError} with advice. parseArgs is not strict, because its own messages would quote a secret.
  */
 function parseCommandLine(args: string[]) {
-  const options = {
-    config: { type: 'string' },
-    listen: { type: 'string' },
-    backend: { type: 'string' },
-    check: { type: 'boolean' },
-    demo: { type: 'boolean' },
-    help: { type: 'boolean', short: 'h' },
-    version: { type: 'boolean', short: 'v' },
-  } as const;
-  return attempt(() => parseArgs({ args, options, allowPositionals: true }), ({ message }) => {
-    // A long option may be a secret.
-    const said = message.replace(/\. .*/s, '').replace(/^Unknown option '.{16}.*/s, 'unknown option');
-    return `${said}${adviceFor(said)}; see --help`;
-  });
+  const { values, positionals, tokens } = parseArgs({ args, options: OPTIONS, strict: false, tokens: true });
+  for (const token of tokens) {
+    if (token.kind !== 'option') continue;
+    const option = (OPTIONS as NodeJS.Dict<{ type: string }>)[token.name];
+    // A long name may be a secret.
+    const shown = token.rawName.length < SECRET_MIN_LENGTH ? token.rawName : 'with a long name';
+    ensure(option !== undefined, `unknown option ${shown}${adviceFor(OPTION_HINTS, token.name)}; see --help`);
+    const hasValue = token.value !== undefined && (token.inlineValue || !token.value.startsWith('-'));
+    ensure(option.type === 'boolean' || hasValue, `${shown} needs a value; see --help`);
+    ensure(option.type === 'string' || token.value === undefined, `${shown} takes no value; see --help`);
+  }
+  return { values: values as Flags, positionals };
 }
+
+/** The value of each flag that was given. */
+type Flags = { [Name in keyof typeof OPTIONS]?: (typeof OPTIONS)[Name]['type'] extends 'string' ? string : boolean };
 
 /** The text of `--help`, in 80 columns. The settings of the top level come from `SETTINGS`. */
 function usage() {
