@@ -12,13 +12,13 @@
  * apply). Such a gateway starts only on a loopback address, unless `auth.anonymous` is true.
  *
  *   A request:  preflight answered → target made canonical, or 400 → client address checked
- *            →  credential found and removed → token, its expiry and its form checked → cross-site check
+ *            →  credential found and removed → token, its expiry and its method checked → cross-site check
  *            →  endpoint on the token's allowlist → the token's rate
  *            →  body scanned while it streams, or made into a send (webhook, form, text)
  *            →  slot acquired, and the backend waited for → relayed once → response relayed → logged
  *
  * Run    node gateway.ts --demo                            (Node 22.18 or newer; before: npx tsx@4 gateway.ts --demo)
- *        API_TOKENS=… BACKEND_URL=http://signal-api:8080 node gateway.ts
+ *        GATEWAY_TOKENS=… GATEWAY_BACKEND_URL=http://signal-api:8080 node gateway.ts
  * Check  node gateway.ts --check --config gateway.json         (lists every mistake, or what each token may do)
  *        node gateway.ts render NAME --config gateway.json     (prints the send that a token would make from a payload)
  * Embed  import { createGateway } from './gateway.ts'          (importing does no work)
@@ -45,7 +45,7 @@ import { readFileSync, statSync } from 'node:fs';
 import http, { IncomingMessage, type OutgoingHttpHeaders, ServerResponse } from 'node:http';
 import { createRequire } from 'node:module';
 import https from 'node:https';
-import { type AddressInfo, BlockList, isIP, Socket } from 'node:net';
+import { type AddressInfo, BlockList, type IPVersion, isIP, Socket } from 'node:net';
 import { isAbsolute, resolve } from 'node:path';
 import { text as readAll } from 'node:stream/consumers';
 import { createSecureContext } from 'node:tls';
@@ -57,25 +57,25 @@ const VERSION = '4.0.0';
 // #region PUBLIC TYPES
 
 /**
- * The credential forms, and where a client can put its token. Before the gateway relays a request, it empties all of
- * these places, whichever forms it accepts. To support another header or query parameter, add a row. The segment is
+ * The authentication methods, and where a client puts its token. Before the gateway relays a request, it empties all of
+ * these places, whichever methods it accepts. To support another header or query parameter, add a row. The segment is
  * removed by `parseTarget`, and the member by BodyScan.
  */
-const FORMS = {
+const AUTH_METHODS = {
   bearer: 'header authorization',
   basic: 'header authorization',
   query: 'parameter @auth',
   path: 'segment @auth=',
   body: 'member auth',
 } as const satisfies Record<string, `${'header' | 'parameter'} ${string}` | 'segment @auth=' | 'member auth'>;
-type Form = keyof typeof FORMS;
+type AuthMethod = keyof typeof AUTH_METHODS;
 
-/** The names of the forms in settings and in the log. */
-const FORM_WORDS = Object.keys(FORMS) as Form[];
+/** The names of the methods in settings and in the log. */
+const METHOD_NAMES = Object.keys(AUTH_METHODS) as AuthMethod[];
 
 /** The names of all places of one kind, `header ` or `parameter `. */
 function placesOf(kind: string) {
-  return Object.values(FORMS).flatMap((place) => place.startsWith(kind) ? place.slice(kind.length) : []);
+  return Object.values(AUTH_METHODS).flatMap((place) => place.startsWith(kind) ? place.slice(kind.length) : []);
 }
 
 /** Log levels, least severe first. A line is written if its level is at or above the configured one. */
@@ -133,11 +133,11 @@ interface GatewayConfig {
   };
   auth?: {
     /**
-     * The accepted credential forms, of bearer, basic, query, path, body. `query` and `path` put the token into URLs,
+     * The accepted authentication methods, of bearer, basic, query, path, body. `query` and `path` put the token into URLs,
      * which proxies and browsers log.
      * @default bearer,basic,body
      */
-    methods?: Form[];
+    methods?: AuthMethod[];
     /**
      * Allows an open gateway. A gateway without tokens accepts all requests, so it starts only on a loopback address
      * unless this is true. Has no effect if there are tokens.
@@ -201,7 +201,7 @@ interface TokenConfig {
   /** A file with the secret, instead of `secret`. The command line reloads it when it changes. */
   secretFile?: string;
   /** Like `auth.methods`. */
-  methods?: Form[];
+  methods?: AuthMethod[];
   /** Like the top-level `allow`. */
   allow?: string[];
   /**
@@ -292,14 +292,56 @@ interface Gateway {
  */
 type Reader<T> = (value: unknown) => T;
 
-/** A setting's environment variable, its reader, its line in `--help`, and its default, if there is one. */
-type Setting = readonly [env: string, Reader<unknown>, help: string, fallback?: string];
+/** A setting's reader, its line in `--help`, and its default, if there is one. */
+type Setting = readonly [Reader<unknown>, help: string, fallback?: string];
+
+// What to write instead of what people often write, for each kind of value.
+
+const QUOTE_HINT = [/^["'`]/, 'leave out the quotes'] as const;
+
+const PORT_LIMIT = 'the highest port is 65535';
+const BRACKETS = 'put an IPv6 address in brackets: [::1]:8080';
+
+const LISTEN_HINTS: Hints = [
+  [/^\d+$/, 'put a colon before the port'],
+  [/^[^/]*:\d{5,}$/, PORT_LIMIT],
+  [/^[\da-f]*:[\da-f]*:\S*$/i, BRACKETS],
+];
+
+const URL_HINTS: Hints = [
+  QUOTE_HINT,
+  [/^https?:\/\/[^/@]*:\d{5,}\/?$/, PORT_LIMIT],
+  [/^(?:https?:\/\/)?[\da-f]*:[\da-f]*:\S*$/i, BRACKETS],
+];
+
+const ADDRESS_HINTS: Hints = [
+  [/^(?=\S*[g-z])[\w.-]+$/i, 'names are not resolved: write the address (in compose "ipv4_address" fixes it)'],
+];
+
+const ALLOW_HINTS: Hints = [
+  [/^\//, 'put the method before the path, or "*" for all methods'],
+  [/ \/.*\/$/, 'leave out the "/" at the end'],
+];
+
+const NUMBER_HINTS: Hints = [
+  [/^\*$/, 'in "senders" and "recipients" it stands alone, for everyone'],
+  [/^\+?[\d ()./-]+$/, 'write "+", the country code and digits alone, in double quotes'],
+];
+
+const RECIPIENT_HINTS: Hints = [
+  [/^(?:group\.[^*]|[\w+/]{43}=$)/, 'this is not the "id" of a group; GET /v1/groups/+NUMBER lists them'],
+  [
+    /^https:\/\/signal\.group\//,
+    'an invite link does not name a group; write the "id" that GET /v1/groups/+NUMBER lists',
+  ],
+  ...NUMBER_HINTS,
+];
 
 // Readers of text. The others, and the functions used here, are in the section READERS.
-const readMethods = listOf(wordOf(FORM_WORDS));
+const readMethods = listOf(wordOf(METHOD_NAMES));
 const readRate = scalarOf('a rate such as 30/1m', parseRate);
 /** The phone number of an account or a person, in the backend's format. */
-const readNumber = textThat((text) => NUMBER.test(text), '"+" and 5 to 15 digits');
+const readNumber = textThat((text) => NUMBER.test(text), '"+" and 5 to 15 digits', NUMBER_HINTS);
 
 /**
  * The settings of the top level. The loader and `--help` use these rows. A test compares them with the table in
@@ -307,40 +349,35 @@ const readNumber = textThat((text) => NUMBER.test(text), '"+" and 5 to 15 digits
  */
 const SETTINGS = {
   'backend.url': [
-    'BACKEND_URL',
     readBackend,
     'address of the backend; may have a path prefix and USER:PASSWORD@',
     'http://127.0.0.1:8080',
   ],
   'backend.timeout': [
-    'BACKEND_TIMEOUT',
     zeroAsNoLimit(duration('150s')),
     'how long until its response headers; 0 = no limit',
     '150s',
   ],
-  'backend.parallel': ['BACKEND_PARALLEL', zeroAsNoLimit(countFrom(0)), 'concurrent requests to it; 0 = no limit', '4'],
-  'backend.wait': ['BACKEND_WAIT', duration('30s'), 'how long a send waits for it to restart; 0 = not at all', '30s'],
+  'backend.parallel': [zeroAsNoLimit(countFrom(0)), 'concurrent requests to it; 0 = no limit', '4'],
+  'backend.wait': [duration('30s'), 'how long a send waits for it to restart; 0 = not at all', '30s'],
   'listen': [
-    'LISTEN',
-    scalarOf('host:port, :port or [::]:port', parseListen),
+    scalarOf('host:port, :port or [::]:port', parseListen, LISTEN_HINTS),
     'host:port or :port (every interface)',
     '127.0.0.1:8880',
   ],
-  'tls.cert': ['TLS_CERT', readFile, 'a PEM file with a certificate and its chain, for https'],
-  'tls.key': ['TLS_KEY', readFile, 'a PEM file with the private key of tls.cert'],
-  'auth.methods': ['AUTH_METHODS', readMethods, 'of bearer, basic, query, path, body', 'bearer,basic,body'],
+  'tls.cert': [readFile, 'a PEM file with a certificate and its chain, for https'],
+  'tls.key': [readFile, 'a PEM file with the private key of tls.cert'],
+  'auth.methods': [readMethods, 'of bearer, basic, query, path, body', 'bearer,basic,body'],
   'auth.anonymous': [
-    'AUTH_ANONYMOUS',
     (value: unknown) => wordOf(['true', 'false'])(value) === 'true',
     'true accepts all requests if there is no token',
     'false',
   ],
-  'tokens': ['API_TOKENS', readTokens, 'SECRET or name=SECRET, …; in the file an object, name to settings'],
-  'allow': ['ALLOW', readAllow, 'of send, info, receive, messaging, setup, metrics, "GET /v1/groups/*"', 'send,info'],
-  'rate': ['RATE', readRate, 'requests per time for each token, such as 30/1m'],
-  'clients': ['ALLOW_CLIENTS', readAddresses, 'addresses and CIDR ranges that may connect; any if absent'],
+  'tokens': [readTokens, 'SECRET or name=SECRET, …; in the file an object, name to settings'],
+  'allow': [readAllow, 'of send, info, receive, messaging, setup, metrics, "GET /v1/groups/*"', 'send,info'],
+  'rate': [readRate, 'requests per time for each token, such as 30/1m'],
+  'clients': [readAddresses, 'addresses and CIDR ranges that may connect; any if absent'],
   'cors': [
-    'CORS_ORIGINS',
     // Origins are compared as written, so one that no browser would send is refused.
     listOf(textThat(
       (text) => /^https?:[^*]+$/.test(text) && URL.canParse(text) && new URL(text).origin === text,
@@ -348,17 +385,16 @@ const SETTINGS = {
     )),
     'origins whose pages may use the gateway and read its responses',
   ],
-  'trustedProxies': ['TRUSTED_PROXIES', readAddresses, 'proxies whose X-Forwarded-For is trusted'],
+  'trustedProxies': [readAddresses, 'proxies whose X-Forwarded-For is trusted'],
   'limits.body': [
-    'MAX_BODY',
     scalarOf('a size such as 150MiB', parseSize),
     'the largest request body; 413 beyond it',
     '150MiB',
   ],
-  'limits.connections': ['MAX_CONNECTIONS', countFrom(1), 'concurrent connections', '1024'],
-  'shutdown': ['SHUTDOWN_TIMEOUT', duration('10s'), 'how long running requests have to finish', '8s'],
-  'log.level': ['LOG_LEVEL', wordOf(LEVELS), 'debug, info, warn or error', 'info'],
-  'log.format': ['LOG_FORMAT', wordOf(['text', 'json']), 'text or json; if absent, text on a terminal'],
+  'limits.connections': [countFrom(1), 'concurrent connections', '1024'],
+  'shutdown': [duration('10s'), 'how long running requests have to finish', '8s'],
+  'log.level': [wordOf(LEVELS), 'debug, info, warn or error', 'info'],
+  'log.format': [wordOf(['text', 'json']), 'text or json; if absent, text on a terminal'],
 } satisfies Record<string, Setting>;
 
 /** The readers of a token's fields, by the field's name. `--help` describes the fields. */
@@ -368,9 +404,9 @@ const TOKEN_READERS = {
   rate: readRate,
   clients: readAddresses,
   secret: readSecret,
-  secretFile: (path: unknown) => readSecret(readFile(path).trim(), true), // editors end a file with a line feed
-  senders: listOrAll(readNumber),
-  recipients: listOrAll(readerOfRecipients(true)),
+  secretFile: (path: unknown) => readSecret(readFile(path).trim()), // editors end a file with a line feed
+  senders: listOrEveryone(readNumber),
+  recipients: listOrEveryone(readerOfRecipients(true)),
   expires: scalarOf(
     'a date such as 2027-06-30 (valid through that day, UTC) or a time such as 2027-06-30T12:00:00Z',
     parseExpiry,
@@ -382,14 +418,22 @@ const TOKEN_READERS = {
 /** The rows, in the order of `--help`. */
 const SETTING_ROWS = Object.entries<Setting>(SETTINGS);
 
+/** The environment variable of a setting: `limits.body` is GATEWAY_LIMITS_BODY, `trustedProxies` GATEWAY_TRUSTED_PROXIES. */
+function variableOf(path: string) {
+  return `GATEWAY_${path.replace('.', '_').replace(/[A-Z]/g, '_$&').toUpperCase()}`;
+}
+
+/** The variables that are not derived from a setting. */
+const TOKENS_FILE = 'GATEWAY_TOKENS_FILE';
+const CONFIG_FILE = 'GATEWAY_CONFIG';
+
 /**
- * All settings, read and checked, by path, with the gateway's own certificate, and the warnings and notes of their
- * sources.
+ * All settings, read and checked, by path, with the gateway's own certificate, and the warnings of their sources.
  */
 type Settings =
   & { [P in keyof typeof SETTINGS]: SettingValue<(typeof SETTINGS)[P]> }
   & { tokens: readonly TokenSettings[]; certificate?: X509Certificate | undefined }
-  & Pick<Sources, 'warnings' | 'notes' | 'readFrom'>;
+  & Pick<Sources, 'warnings' | 'readFrom'>;
 
 /** Settings that are read once. A reload does not change them, and its log line lists those that differ. */
 const START_ONLY = ['listen', 'limits.connections', 'log.level', 'log.format'] as const;
@@ -401,7 +445,7 @@ const START_ONLY = ['listen', 'limits.connections', 'log.level', 'log.format'] a
 type AtStart = Pick<Settings, (typeof START_ONLY)[number] | 'tls.cert' | 'tls.key'>;
 
 /** The result of a row's reader, or undefined if the row has no default. */
-type SettingValue<S extends Setting> = ReturnType<S[1]> | (S[3] extends string ? never : undefined);
+type SettingValue<S extends Setting> = ReturnType<S[0]> | (S[2] extends string ? never : undefined);
 
 /** A token's fields as their readers return them. */
 type TokenFields = { readonly [F in keyof typeof TOKEN_READERS]: ReturnType<(typeof TOKEN_READERS)[F]> };
@@ -594,7 +638,7 @@ const PROBLEMS = {
   bad_credential: [400, 'The request carries more than one credential in the same place; send one.'],
   bad_json: [400, 'The body is not a JSON object.'],
   bad_field: [400, 'A field of the body is not accepted.'],
-  unauthorized: [401, 'A valid API token is required in an accepted form, such as "Authorization: Bearer TOKEN".'],
+  unauthorized: [401, 'A valid API token is required by an accepted method, such as "Authorization: Bearer TOKEN".'],
   endpoint_not_allowed: [403, 'This token may not use this endpoint.'],
   setup_blocked: [403, 'Account setup is blocked here; do it directly on the backend.'],
   sender_not_allowed: [
@@ -603,7 +647,7 @@ const PROBLEMS = {
   ],
   recipient_not_allowed: [403, 'This token may not send to one of these recipients.'],
   client_not_allowed: [403, 'Requests from this address are not accepted.'],
-  cross_site: [403, "From a browser, use a bearer token or the path form, or add the page's origin to CORS_ORIGINS."],
+  cross_site: [403, "From a browser, use a bearer token or the path method, or add the page's origin to cors."],
   unknown_endpoint: [404, 'There is no such endpoint; to send a message, POST to /v2/send.'],
   method_not_allowed: [405, 'This endpoint does not accept this method.'],
   request_timeout: [408, 'The request took too long to arrive.'],
@@ -750,7 +794,7 @@ const GROUPS = ['send', 'info', 'receive', 'messaging', 'setup', 'metrics'];
 type Route = (typeof ROUTES)[number];
 
 /** The methods of the backend's routes. HEAD and OPTIONS are 404 there, and no route here has them. */
-const METHODS = ['GET', 'POST', 'PUT', 'PATCH', 'DELETE'];
+const HTTP_METHODS = ['GET', 'POST', 'PUT', 'PATCH', 'DELETE'] as const;
 
 /**
  * What the row of a route can declare. The default is the stricter assumption: without a word, a route may change
@@ -767,95 +811,103 @@ const METHODS = ['GET', 'POST', 'PUT', 'PATCH', 'DELETE'];
  */
 type Fact = 'body' | 'any-body' | 'same-members' | 'to-groups' | 'no-account' | 'no-slot' | 'waits';
 
+type RouteRow = [method: (typeof HTTP_METHODS)[number], template: string, ...facts: Fact[]];
+
 /**
- * Every route of the backend, by group: its methods, its template and its facts. The first match wins, so a literal
+ * Every route of the backend, by group: its method, its template and its facts. The first match wins, so a literal
  * segment comes before a parameter, as in the backend's own router.
  */
-const ROUTES = Object.entries({
+const ROUTES = Object.entries<RouteRow[]>({
   // The backend answers both without signal-cli.
   info: [
-    'GET /v1/about                                         no-slot no-account waits',
-    'GET /v1/health                                        no-slot no-account',
+    ['GET', '/v1/about', 'no-slot', 'no-account', 'waits'],
+    ['GET', '/v1/health', 'no-slot', 'no-account'],
   ],
   // With /v1/send, signal-cli would read the digits in a group's id as a number.
   send: [
-    'POST /v2/send                                         body to-groups same-members no-account waits',
-    'POST /v1/send                                         body same-members no-account waits',
+    ['POST', '/v2/send', 'body', 'to-groups', 'same-members', 'no-account', 'waits'],
+    ['POST', '/v1/send', 'body', 'same-members', 'no-account', 'waits'],
   ],
   // Removes the messages that it returns. A WebSocket in json-rpc mode.
   receive: [
-    'GET /v1/receive/:number                               no-slot',
+    ['GET', '/v1/receive/:number', 'no-slot'],
   ],
   messaging: [
-    'PUT,DELETE /v1/typing-indicator/:number               body to-groups same-members',
-    'POST,DELETE /v1/reactions/:number                     body to-groups same-members',
-    'POST /v1/receipts/:number                             body same-members',
-    'DELETE /v1/remote-delete/:number                      body to-groups same-members',
-    'POST,DELETE /v1/polls/:number                         body to-groups same-members',
-    'POST /v1/polls/:number/vote                           body to-groups same-members',
-    'GET /v1/attachments', // those of all accounts, as the next two
-    'GET /v1/attachments/:attachment',
-    'DELETE /v1/attachments/:attachment                    same-members',
-    'GET /v1/sticker-packs/:number',
-    'POST /v1/sticker-packs/:number                        body same-members',
-    'GET /v1/search',
-    'GET /v1/search/:number',
-    'GET /v1/groups/:number',
-    'POST /v1/groups/:number                               body',
-    'GET /v1/groups/:number/:groupid',
-    'DELETE /v1/groups/:number/:groupid                    same-members', // quits the group
-    'PUT /v1/groups/:number/:groupid                       body', // can create a link by which anyone can join
-    'GET /v1/groups/:number/:groupid/avatar',
-    'POST /v1/groups/:number/:groupid/block                same-members',
-    'POST /v1/groups/:number/:groupid/join                 same-members',
-    'POST /v1/groups/:number/:groupid/quit                 same-members',
-    'POST,DELETE /v1/groups/:number/:groupid/members       body',
-    'POST,DELETE /v1/groups/:number/:groupid/admins        body',
-    'POST,DELETE /v1/groups/:number/:groupid/pin-message   body same-members',
+    ['PUT', '/v1/typing-indicator/:number', 'body', 'to-groups', 'same-members'],
+    ['DELETE', '/v1/typing-indicator/:number', 'body', 'to-groups', 'same-members'],
+    ['POST', '/v1/reactions/:number', 'body', 'to-groups', 'same-members'],
+    ['DELETE', '/v1/reactions/:number', 'body', 'to-groups', 'same-members'],
+    ['POST', '/v1/receipts/:number', 'body', 'same-members'],
+    ['DELETE', '/v1/remote-delete/:number', 'body', 'to-groups', 'same-members'],
+    ['POST', '/v1/polls/:number', 'body', 'to-groups', 'same-members'],
+    ['DELETE', '/v1/polls/:number', 'body', 'to-groups', 'same-members'],
+    ['POST', '/v1/polls/:number/vote', 'body', 'to-groups', 'same-members'],
+    ['GET', '/v1/attachments'], // those of all accounts, as the next two
+    ['GET', '/v1/attachments/:attachment'],
+    ['DELETE', '/v1/attachments/:attachment', 'same-members'],
+    ['GET', '/v1/sticker-packs/:number'],
+    ['POST', '/v1/sticker-packs/:number', 'body', 'same-members'],
+    ['GET', '/v1/search'],
+    ['GET', '/v1/search/:number'],
+    ['GET', '/v1/groups/:number'],
+    ['POST', '/v1/groups/:number', 'body'],
+    ['GET', '/v1/groups/:number/:groupid'],
+    ['DELETE', '/v1/groups/:number/:groupid', 'same-members'], // quits the group
+    ['PUT', '/v1/groups/:number/:groupid', 'body'], // can create a link by which anyone can join
+    ['GET', '/v1/groups/:number/:groupid/avatar'],
+    ['POST', '/v1/groups/:number/:groupid/block', 'same-members'],
+    ['POST', '/v1/groups/:number/:groupid/join', 'same-members'],
+    ['POST', '/v1/groups/:number/:groupid/quit', 'same-members'],
+    ['POST', '/v1/groups/:number/:groupid/members', 'body'],
+    ['DELETE', '/v1/groups/:number/:groupid/members', 'body'],
+    ['POST', '/v1/groups/:number/:groupid/admins', 'body'],
+    ['DELETE', '/v1/groups/:number/:groupid/admins', 'body'],
+    ['POST', '/v1/groups/:number/:groupid/pin-message', 'body', 'same-members'],
+    ['DELETE', '/v1/groups/:number/:groupid/pin-message', 'body', 'same-members'],
   ],
   // These can take over the account or read its contacts. Some link a phone, trust another key (identities), rename the
   // sender (profiles, contacts), or run what the owner has installed (plugins).
   setup: [
-    'GET /v1/configuration',
-    'POST /v1/configuration                                body same-members',
-    'GET /v1/configuration/:number/settings',
-    'POST /v1/configuration/:number/settings               body same-members',
-    'POST /v1/register/:number                             same-members',
-    'POST /v1/register/:number/verify/:token               same-members',
-    'POST /v1/unregister/:number                           same-members',
-    'GET /v1/qrcodelink',
-    'GET /v1/qrcodelink/raw',
-    'GET /v1/accounts',
-    'POST /v1/accounts/:number/rate-limit-challenge        body same-members',
-    'PUT /v1/accounts/:number/settings                     body same-members',
-    'POST /v1/accounts/:number/username                    body same-members',
-    'DELETE /v1/accounts/:number/username                  same-members',
-    'POST /v1/accounts/:number/pin                         body same-members',
-    'DELETE /v1/accounts/:number/pin                       same-members',
-    'GET /v1/devices/:number',
-    'POST /v1/devices/:number                              body same-members',
-    'DELETE /v1/devices/:number/local-data                 same-members', // deletes all data of the account
-    'DELETE /v1/devices/:number/:deviceId                  same-members',
-    'PUT /v1/profiles/:number                              body same-members',
-    'GET /v1/identities/:number',
-    'PUT /v1/identities/:number/trust/:numbertotrust       body same-members',
-    'GET /v1/contacts/:number',
-    'PUT /v1/contacts/:number                              body same-members',
-    'GET /v1/contacts/:number/:uuid',
-    'GET /v1/contacts/:number/:uuid/avatar',
-    'POST /v1/contacts/:number/sync                        same-members',
-    'GET,POST,PUT,PATCH,DELETE /v1/plugins/*               any-body to-groups',
-    'GET /swagger/*',
+    ['GET', '/v1/configuration'],
+    ['POST', '/v1/configuration', 'body', 'same-members'],
+    ['GET', '/v1/configuration/:number/settings'],
+    ['POST', '/v1/configuration/:number/settings', 'body', 'same-members'],
+    ['POST', '/v1/register/:number', 'same-members'],
+    ['POST', '/v1/register/:number/verify/:token', 'same-members'],
+    ['POST', '/v1/unregister/:number', 'same-members'],
+    ['GET', '/v1/qrcodelink'],
+    ['GET', '/v1/qrcodelink/raw'],
+    ['GET', '/v1/accounts'],
+    ['POST', '/v1/accounts/:number/rate-limit-challenge', 'body', 'same-members'],
+    ['PUT', '/v1/accounts/:number/settings', 'body', 'same-members'],
+    ['POST', '/v1/accounts/:number/username', 'body', 'same-members'],
+    ['DELETE', '/v1/accounts/:number/username', 'same-members'],
+    ['POST', '/v1/accounts/:number/pin', 'body', 'same-members'],
+    ['DELETE', '/v1/accounts/:number/pin', 'same-members'],
+    ['GET', '/v1/devices/:number'],
+    ['POST', '/v1/devices/:number', 'body', 'same-members'],
+    ['DELETE', '/v1/devices/:number/local-data', 'same-members'], // deletes all data of the account
+    ['DELETE', '/v1/devices/:number/:deviceId', 'same-members'],
+    ['PUT', '/v1/profiles/:number', 'body', 'same-members'],
+    ['GET', '/v1/identities/:number'],
+    ['PUT', '/v1/identities/:number/trust/:numbertotrust', 'body', 'same-members'],
+    ['GET', '/v1/contacts/:number'],
+    ['PUT', '/v1/contacts/:number', 'body', 'same-members'],
+    ['GET', '/v1/contacts/:number/:uuid'],
+    ['GET', '/v1/contacts/:number/:uuid/avatar'],
+    ['POST', '/v1/contacts/:number/sync', 'same-members'],
+    ['GET', '/v1/plugins/*', 'any-body', 'to-groups'],
+    ['POST', '/v1/plugins/*', 'any-body', 'to-groups'],
+    ['PUT', '/v1/plugins/*', 'any-body', 'to-groups'],
+    ['PATCH', '/v1/plugins/*', 'any-body', 'to-groups'],
+    ['DELETE', '/v1/plugins/*', 'any-body', 'to-groups'],
+    ['GET', '/swagger/*'],
   ],
   metrics: [
-    'GET /metrics                                          no-slot', // the gateway's own, never relayed
+    ['GET', '/metrics', 'no-slot'], // the gateway's own, never relayed
   ],
 }).flatMap(([group, rows]) =>
-  rows.flatMap((row) => {
-    const [methods = '', template = '', ...facts] = row.split(/ +/);
-    const parts = template.slice(1).split('/');
-    return methods.split(',').map((method) => ({ group, method, template, parts, facts }));
-  })
+  rows.map(([method, template, ...facts]) => ({ group, method, template, parts: template.slice(1).split('/'), facts }))
 );
 
 /** Whether the row of a route declares a fact; undefined for a path without a row. */
@@ -1313,7 +1365,7 @@ function applySettings(core: Core, settings: Settings) {
   const { server, atStart } = core;
   const mayBeOpen = core.rules.anonymous && atStart.listen.isLocal;
   if (!mayBeOpen && settings.tokens.length === 0 && !settings['auth.anonymous']) {
-    throw new ConfigError(['tokens: none is configured; AUTH_ANONYMOUS=true would accept all requests']);
+    throw new ConfigError(['tokens: none is configured; GATEWAY_AUTH_ANONYMOUS=true would accept all requests']);
   }
   const needsRestart: string[] = START_ONLY.filter((path) => !isDeepStrictEqual(settings[path], atStart[path]));
   const backend = core.rules['backend.url'];
@@ -1371,7 +1423,7 @@ function certificateWarnings({ certificate }: Rules, nowMs: number) {
 
 /** Logs the rules that are now in force, as a warning if there is anything to warn about. */
 function logRules({ rules, atStart, now, log }: Core, message: string, more: object) {
-  const warnings = [...warningsOf(rules, atStart, now()), ...rules.notes];
+  const warnings = warningsOf(rules, atStart, now());
   log(warnings.length > 0 ? 'warn' : 'info', message, {
     ...more,
     backend: rules['backend.url'].name,
@@ -1655,7 +1707,7 @@ async function handle(exchange: Exchange, isUpgrade: boolean) {
     // Before the endpoint, so that an unauthenticated client cannot learn which endpoints an allowlist opens.
     const token = exchange.token = identify(exchange);
 
-    // The cross-site check comes after the token, because only Basic is a form that a browser adds automatically. It
+    // The cross-site check comes after the token, because Basic is the only method that a browser adds automatically. It
     // comes before the endpoint, so that another site cannot learn which endpoints are allowed. The rate comes after
     // the endpoint, because a request that can never pass must not use up the rate of those that can.
     claimConnection(exchange);
@@ -1762,13 +1814,16 @@ async function refuse(exchange: Exchange, thrown: unknown) {
 function logExchange(exchange: Exchange) {
   const { core, req, requestId, client, token, credential, route, status, endedBy, bytesIn, bytesOut } = exchange;
   const origin = endedBy?.reason === 'no_credential' ? unlistedOrigin(exchange) : undefined;
-  core.log(levelOf(exchange), 'request', {
+  // A health check, a preflight, or metrics, which Prometheus asks for all day.
+  const isRoutine = status < 400 && (!token || exchange.target?.route === METRICS_ROUTE);
+  const isFlood = !isRoutine && countRefusal(exchange);
+  core.log(isRoutine || isFlood ? 'debug' : levelFor(exchange), 'request', {
     requestId,
     client,
     method: req.method,
     route,
     token: token?.name,
-    form: credential?.form,
+    auth: credential?.method,
     status,
     code: endedBy?.code,
     reason: origin ? 'origin_not_listed' : endedBy?.reason,
@@ -1784,27 +1839,24 @@ function logExchange(exchange: Exchange) {
 }
 
 /**
- * The level of a request's log line. The first row that applies decides:
- *
- *   debug   a health check, a preflight or metrics that succeeded
- *   debug   more than 30 lines a minute of an address without a token, or of one code of refusals of a token: a flood
- *           must not fill a small computer's disk, and harmless refusals cannot hide what a stolen token tries
- *   error   a problem, or a response of the backend, with a status of 500 or more
- *   warn    the same with a status of 400 or more
- *   info    any other
+ * Counts a line about a refusal, and returns whether there have been more than 30 like it in a minute: of a token with
+ * the same code, or of an address without one. A flood must not fill a small computer's disk, and harmless refusals
+ * must not hide what a stolen token tries.
  */
-function levelOf({ core, client, token, target, endedBy, status }: Exchange) {
-  if (status < 400 && (!token || target?.route === METRICS_ROUTE)) return 'debug';
+function countRefusal({ core, client, token, endedBy, status }: Exchange) {
+  const now = core.now();
+  if (!token) return core.addressLines.take(failureKey(client), FAILURE_RATE, now) > 0;
   const { code, status: worst = status } = endedBy ?? {}; // a response that had begun has its own status
-  const lines = token ? core.tokenLines : core.addressLines;
-  const key = token ? `${token.name} ${code}` : failureKey(client);
-  // Of a token, only refusals: other problems from 500 on are failures, of the backend or of the gateway.
+  // Other problems from 500 on are failures, of the backend or of the gateway.
   const isRefusal = code === 'busy' || (endedBy && worst < 500);
-  const isCounted = !token || isRefusal;
-  if (isCounted && lines.take(key, FAILURE_RATE, core.now()) > 0) {
-    if (token) warnRarely(core, 'further refusals of a token are logged at debug level', { token: token.name, code });
-    return 'debug';
-  }
+  if (!isRefusal || core.tokenLines.take(`${token.name} ${code}`, FAILURE_RATE, now) === 0) return false;
+  warnRarely(core, 'further refusals of a token are logged at debug level', { token: token.name, code });
+  return true;
+}
+
+/** The level of a request's line. */
+function levelFor({ endedBy, status }: Exchange): Level {
+  const worst = endedBy?.status ?? status;
   if (worst >= 500) return 'error';
   return worst >= 400 ? 'warn' : 'info';
 }
@@ -1975,7 +2027,7 @@ function maskPath(segments: readonly string[]) {
 
 /** The credential of a request, valid or not. */
 interface Credential {
-  readonly form: Form;
+  readonly method: AuthMethod;
   /**
    * Undefined if the user name is not `api`, or the scheme is neither Basic nor Bearer. Such a credential is wrong, not
    * absent.
@@ -1985,29 +2037,30 @@ interface Credential {
 
 /**
  * A token with all its settings, including inherited ones. Only the digest of its secret is kept. `expires` is Infinity
- * for never; it is checked at every request, so no reload is needed.
+ * for never; it is checked at every request, so no reload is needed. Without a list it may use every account, or send to
+ * everyone.
  */
-type Token = TokenSettings & Pick<TokenFields, 'methods' | 'allow' | 'expires'>;
+type Token =
+  & Omit<TokenSettings, 'senders' | 'recipients'>
+  & Pick<TokenFields, 'methods' | 'allow' | 'expires'>
+  & { readonly [List in 'senders' | 'recipients']: ReadonlySet<string> | undefined };
 
 /**
  * Finds the first credential outside the body, in the order header, path, query. Only this credential is checked. If it
- * is wrong, the next form is not tried, because the log line names one form and a guess in another would go unnoticed.
+ * is wrong, the next method is not tried, because the log line names one method and a guess by another would go
+ * unnoticed.
  * @throws {Problem} bad_credential for two Authorization headers.
  */
-function findCredential({ rawHeaders }: IncomingMessage, { pathSecret, querySecret }: Target) {
+function findCredential(
+  { rawHeaders }: IncomingMessage,
+  { pathSecret, querySecret }: Target,
+): Credential | undefined {
   // An empty header counts as absent, because n8n's credential test sends one if it has no token.
   const header = onlyOne(headerValues(rawHeaders, 'authorization').filter((value) => /[^ \t]/.test(value)));
   if (header) return parseAuthorization(header);
-  // In the order of the search. A form without a line here does not compile.
-  const secrets: Record<Form, string | undefined> = {
-    bearer: undefined, // found above
-    basic: undefined, // found above
-    path: pathSecret,
-    query: querySecret,
-    body: undefined, // checked later, by RequestBody
-  };
-  for (const [form, secret] of Object.entries(secrets)) if (secret !== undefined) return { form: form as Form, secret };
-  return undefined;
+  if (pathSecret !== undefined) return { method: 'path', secret: pathSecret };
+  if (querySecret !== undefined) return { method: 'query', secret: querySecret };
+  return undefined; // `auth` in the body is looked for later, by RequestBody
 }
 
 /** The only secret in one place, if any. @throws {Problem} bad_credential for two, because they are ambiguous. */
@@ -2025,11 +2078,11 @@ function parseAuthorization(value: string): Credential {
   const [, scheme = '', given = ''] = /^[ \t]*([^ \t]+)[ \t]*(.*[^ \t])?/s.exec(value)!;
   if (scheme.toLowerCase() === 'basic') {
     // The user name is fixed, so that it is not mistaken for the token's name.
-    return { form: 'basic', secret: /^api:(.*)$/s.exec(Buffer.from(given, 'base64').toString())?.[1] };
+    return { method: 'basic', secret: /^api:(.*)$/s.exec(Buffer.from(given, 'base64').toString())?.[1] };
   }
   // node:http decodes headers as Latin-1; a secret is UTF-8.
   const isBearer = scheme.toLowerCase() === 'bearer';
-  return { form: 'bearer', secret: isBearer ? Buffer.from(given, 'latin1').toString() : undefined };
+  return { method: 'bearer', secret: isBearer ? Buffer.from(given, 'latin1').toString() : undefined };
 }
 
 /**
@@ -2051,11 +2104,11 @@ function identify({ core, rules, credential, client }: Exchange) {
 }
 
 /** The reason to refuse the token of a credential, if any. The same rule for requests and open WebSockets. */
-function faultOfToken(token: Token | undefined, { form, secret }: Credential, nowMs: number) {
+function faultOfToken(token: Token | undefined, { method, secret }: Credential, nowMs: number) {
   if (token && token.expires <= nowMs) return 'expired_token';
-  if (token) return token.methods.has(form) ? undefined : 'form_not_accepted';
+  if (token) return token.methods.has(method) ? undefined : 'method_not_accepted';
   if (secret !== undefined) return 'unknown_token';
-  return form === 'basic' ? 'wrong_user' : 'unknown_scheme';
+  return method === 'basic' ? 'wrong_user' : 'unknown_scheme';
 }
 
 /** The key for counting failures: the IPv4 address, or the /64 of an IPv6 address, which one host may own. */
@@ -2100,7 +2153,7 @@ function respondToPreflight(exchange: Exchange) {
   const asked = names.toLowerCase().split(/[ \t,]+/);
   exchange.respond(204, {
     ...ownHeaders(exchange),
-    'Access-Control-Allow-Methods': METHODS.join(', '),
+    'Access-Control-Allow-Methods': HTTP_METHODS.join(', '),
     'Access-Control-Allow-Headers': CORS_HEADERS.filter((name) => asked.includes(name)).join(', '),
     'Access-Control-Max-Age': PREFLIGHT_MS / 1000, // in seconds
   });
@@ -2109,14 +2162,14 @@ function respondToPreflight(exchange: Exchange) {
 
 /**
  * Refuses a browser if it adds automatically all that a request needs: a Basic password or, without tokens, nothing but
- * running on this machine. A page can send the other credential forms only if it knows the token.
+ * running on this machine. A page can use the other methods only if it knows the token.
  *
  * The browser's own pages are no exception: any page can have an address prefetched, or redirect a typed one, which
  * looks like a person. A page of the gateway's own could be an attachment.
  */
 function refusalOfBrowser({ anonymous, cors, trustedProxies }: Rules, { req, credential }: Exchange) {
   const { headers, socket } = req;
-  if (!anonymous && credential?.form !== 'basic') return undefined;
+  if (!anonymous && credential?.method !== 'basic') return undefined;
   // A trusted proxy answers for the name by which it is reached.
   const isProxied = trustedProxies && addressAllowed(trustedProxies, normalizeAddress(socket.remoteAddress));
   // Attack: in Firefox and Safari, a script of a rebound name can choose its User-Agent.
@@ -2133,11 +2186,11 @@ function refusalOfBrowser({ anonymous, cors, trustedProxies }: Rules, { req, cre
 }
 
 /**
- * Refuses a media player, with every form, unless it plays an attachment or an avatar. It comes after
+ * Refuses a media player, with every method, unless it plays an attachment or an avatar. It comes after
  * `refusalOfBrowser`: without the token, a page must get the same response whatever the path.
  *
  * Attack: a playlist that a stranger sent as an attachment contains the URL of a GET that acts. If a page plays the
- * playlist using the path form, Chromium fetches that URL with the token. Media elements always send Range, and only
+ * playlist using the path method, Chromium fetches that URL with the token. Media elements always send Range, and only
  * the files that they play need it.
  */
 function refusalOfPlayer({ req, target }: Exchange) {
@@ -2228,17 +2281,26 @@ function findGrant(token: Token, target: Target) {
   // Only its own pattern opens a send by GET, because `GET *` is meant to allow reads. The same holds for the metrics.
   if (target.isSendByGet) return makesSends(token) && groups.has('GET /v2/send') ? 'named' : undefined;
   if (route === METRICS_ROUTE) return groups.has('metrics') || groups.has('GET /metrics') ? 'named' : undefined;
-  // A parameter matches only a parameter: DELETE /v1/devices/:number/:deviceId must not open …/local-data.
-  const fits = (part: string, i: number) =>
-    !part.startsWith(':') || (!isLiteral(route?.parts[i] ?? part) && !mistakeInParameter(part, segments[i]!));
-  const matches = patterns.filter(({ method, parts }) => {
-    const isMethod = method === '*' ? METHODS.includes(target.method) : method === target.method;
-    return isMethod && partsMatch(parts, segments) && parts.every(fits);
-  });
+  const matches = patterns.filter((pattern) => patternMatches(pattern, target));
   if (matches.some(({ parts }) => !/[*:]/.test(prefixOf(parts)))) return 'named';
   if (route && groups.has(route.group)) return 'covered';
   if (SETUP_PREFIXES.has(prefixOf(segments))) return undefined; // no wildcard opens setup
   return matches.length > 0 ? 'covered' : undefined;
+}
+
+/**
+ * Whether a pattern of an allowlist matches a target. Its parameter matches only a parameter of the route:
+ * `DELETE /v1/devices/:number/:deviceId` must not open …/local-data.
+ */
+function patternMatches({ method, parts }: Pattern, { method: wanted, segments, route }: Target) {
+  const isMethod = method === '*' ? (HTTP_METHODS as readonly string[]).includes(wanted) : method === wanted;
+  if (!isMethod || !partsMatch(parts, segments)) return false;
+  return parts.every((part, i) => {
+    if (!part.startsWith(':')) return true;
+    const ofRoute = route?.parts[i];
+    if (ofRoute !== undefined && isLiteral(ofRoute)) return false;
+    return !mistakeInParameter(part, segments[i]!);
+  });
 }
 
 /** A further sentence of a 405 for GET /v2/send. */
@@ -2423,14 +2485,14 @@ class RequestBody {
   }
 
   /**
-   * Finds `auth` in the head of the body, if a token accepts that form. An unauthenticated client learns nothing about
+   * Finds `auth` in the head of the body, if a token accepts that method. An unauthenticated client learns nothing about
    * other fields of the body. A body that does not begin like an object (a text, a form) has no `auth`.
    * @throws {Problem} bad_json, bad_field (of `auth`), unsupported_encoding, request_timeout, client_left.
    */
   async readCredential() {
-    if (this.#isComplete || !this.#exchange.rules.forms.has('body')) return undefined;
+    if (this.#isComplete || !this.#exchange.rules.methods.has('body')) return undefined;
     const { auth } = await this.#scanHead();
-    return auth === undefined ? undefined : { form: 'body' as const, secret: auth };
+    return auth === undefined ? undefined : { method: 'body' as const, secret: auth };
   }
 
   /**
@@ -4494,15 +4556,15 @@ async function readChunk(
   exchange.throwIfEnded();
   let chunk: Buffer | null = null;
   const isEnded = () => message.readableEnded || (message.complete && message.readableLength === 0);
-  const isHere = () => {
+  const tryRead = () => {
     chunk = message.read(message.readableLength > limitBytes ? limitBytes : undefined) as Buffer | null;
     return chunk !== null || isEnded() || message.destroyed;
   };
-  if (message.listenerCount('readable') === 0 && !isHere()) {
+  if (message.listenerCount('readable') === 0 && !tryRead()) {
     await undefined; // a small body often comes in one packet with the headers; node:http parses it after this call
-    if (!isHere()) { for (const event of ['readable', 'end', 'close', 'error']) message.on(event, exchange.wake); }
+    if (!tryRead()) { for (const event of ['readable', 'end', 'close', 'error']) message.on(event, exchange.wake); }
   }
-  if (chunk === null) await exchange.waitUntil(isHere, timeoutMs, late);
+  if (chunk === null) await exchange.waitUntil(tryRead, timeoutMs, late);
   if (chunk === null && !isEnded()) throw new Problem(broken, 'aborted');
   return chunk ?? undefined;
 }
@@ -4555,11 +4617,11 @@ const MEDIA_TYPE = /^(audio|video|image)\/(?!svg|[\w.+-]*xml)[\w.+-]+ *(?:;[^,]*
  * The headers of a relayed response: the gateway's own, and the backend's that these do not replace.
  *
  * Attack: the backend serves an attachment as the HTML or SVG that it is, and its sender knows the URL. A script in it
- * would run in the gateway's origin. Even an <img> in it could call the gateway with the token of the path form. So no
+ * would run in the gateway's origin. Even an <img> in it could call the gateway with the token of the path method. So no
  * response to a GET may run or load anything, except swagger's pages. Audio and video get no policy, because Chromium
  * would not play them; they cannot run a script. A playlist is sent as text, because Chromium would play it
  * automatically and fetch the URLs in it. An attachment or avatar that is not audio, video or an image is a download,
- * because a click on a link in it would use the token of the path form.
+ * because a click on a link in it would use the token of the path method.
  * @param incoming the backend's response.
  * @returns name and value in turn.
  */
@@ -4855,8 +4917,6 @@ class Sources extends Mistakes {
   readonly given = new Map<string, { value: unknown; at: string }>();
   /** Settings that are valid, but perhaps not intended. */
   readonly warnings: string[] = [];
-  /** Variables that have no effect here, and may belong to another program. */
-  readonly notes: string[] = [];
   /** The file, the variables and the flags that gave a value. */
   readonly readFrom: string[] = [];
 
@@ -5009,55 +5069,30 @@ function placeAfter(text: string) {
   return `line ${lines.length}, column ${[...lines.at(-1)!].length + 1}`;
 }
 
-/**
- * The variables that restrict access. A misspelt one is refused, because ignoring it would leave the gateway more open.
- */
-const RESTRICTIONS =
-  'API_TOKENS API_TOKENS_FILE ALLOW_CLIENTS AUTH_METHODS AUTH_ANONYMOUS TRUSTED_PROXIES GATEWAY_CONFIG'.split(' ');
 const MIGRATING = 'docs/migrating.md has its equivalent';
 /** The top-level keys of secured-signal-api's file. */
 const FOREIGN_KEY = /^(?:api|service|settings)(?::|$)/m;
-/** Variables that are meant for the gateway or for secured-signal-api, and restrict access: refused. */
-const REFUSED_VARIABLES: Hints = [
-  [/^ALLOWED_CLIENTS$/, 'did you mean "ALLOW_CLIENTS"?'],
-  [/^GATEWAY_CONF$/, 'did you mean "GATEWAY_CONFIG"?'],
-  [/^TLS_CRT$/, 'did you mean "TLS_CERT"?'],
-  [/^(?:SETTINGS__|API__TOKEN|API__AUTH__|SERVICE__HOSTNAMES$)/i, MIGRATING],
-  [/^HOSTNAMES$/, MIGRATING],
-];
-/** Variables that may belong to another program, and cause only a note. */
-const NOTED_VARIABLES: Hints = [
-  [/^(?:API|SERVICE)__/, MIGRATING],
-  [/^TOKENS$/, 'did you mean "API_TOKENS"?'],
-  [/^(?:BACKEND|API_URL)$/, 'did you mean "BACKEND_URL"?'],
-  [/^CONFIG(?:_PATH)?$/, 'did you mean "GATEWAY_CONFIG"?'],
-  [/^RATE_LIMIT$/, 'did you mean "RATE"?'],
-  [/^(?:SENDERS|RECIPIENTS)$/, 'it belongs to a token in the file'],
-];
 
-/** Notes the settings in the environment, and finds variables that are misspelt. */
+/**
+ * Matches the variables that Kubernetes and Docker make for a service called "gateway", such as
+ * GATEWAY_SERVICE_HOST and GATEWAY_PORT_8880_TCP.
+ */
+const OF_A_SERVICE = /^GATEWAY_(?:SERVICE_.*|PORT(?:_.*)?)$/;
+
+/** Notes the settings in the environment. A variable that begins with GATEWAY_ and is none of them is a mistake. */
 function noteEnv(sources: Sources, env: NodeJS.ProcessEnv) {
-  const at = 'API_TOKENS_FILE';
-  if (at in env && 'API_TOKENS' in env) sources.add(at, 'is set together with API_TOKENS; use one of them');
-  const tokenLines = env[at] && sources.collect(at, () => {
-    const lines = readFile(env[at]).replace(/^\s*#.*$/gm, '');
-    // In "phone SECRET" and "SECRET # phone", each word would become a token.
-    ensure(
-      !/[^\s,](?:,|[^\S\n])+[^\s,]/.test(lines),
-      'has two words on one line; write one token per line, SECRET or name=SECRET, without a comment',
-    );
-    return lines;
-  });
-  for (const [path, [name]] of SETTING_ROWS) sources.note(path, env[name], name);
-  sources.note('tokens', tokenLines, at);
+  const variables = SETTING_ROWS.map(([path]) => variableOf(path));
+  for (const [path] of SETTING_ROWS) sources.note(path, env[variableOf(path)], variableOf(path));
+  if (TOKENS_FILE in env) {
+    const other = variableOf('tokens');
+    if (other in env) sources.add(TOKENS_FILE, `is set together with ${other}; use one of them`);
+    const lines = sources.collect(TOKENS_FILE, () => readFile(env[TOKENS_FILE]).replace(/^[ \t]*#.*$/gm, ''));
+    sources.note('tokens', lines, TOKENS_FILE);
+  }
+  const known = [...variables, TOKENS_FILE, CONFIG_FILE];
   for (const name in env) {
-    // A name without digits that is one letter off is misspelt. Names of other programs can be two letters off.
-    const near = RESTRICTIONS.find((known) => /^[A-Za-z_]+$/.test(name) && editDistance(name, known) === 1);
-    const refusal = hintFor(REFUSED_VARIABLES, name) ?? (near && `did you mean "${near}"?`);
-    const hint = refusal ?? hintFor(NOTED_VARIABLES, name);
-    const isMissed = name === 'TOKENS' && !sources.given.has('tokens'); // there is no token without it
-    if (refusal || isMissed) sources.add(name, `is not a setting; ${hint}`);
-    else if (hint) sources.notes.push(`${name} is not a setting, and does nothing; ${hint}`);
+    if (!name.startsWith('GATEWAY_') || known.includes(name) || OF_A_SERVICE.test(name)) continue;
+    sources.collect(name, () => refuseSetting(name, known));
   }
 }
 
@@ -5066,10 +5101,10 @@ function noteEnv(sources: Sources, env: NodeJS.ProcessEnv) {
  * @throws {ConfigError} with every mistake.
  */
 function readSettings(sources: Sources) {
-  const { given, found, warnings, notes, readFrom } = sources;
+  const { given, found, warnings, readFrom } = sources;
   const isAllRead = found.length === 0; // otherwise the tokens may be in a source that could not be read
-  const settings = { tokens: [], warnings, notes, readFrom } as JsonObject as Settings & JsonObject;
-  for (const [path, [, read, , fallback]] of SETTING_ROWS) {
+  const settings = { tokens: [], warnings, readFrom } as JsonObject as Settings & JsonObject;
+  for (const [path, [read, , fallback]] of SETTING_ROWS) {
     const { value, at } = given.get(path) ?? { value: fallback, at: path };
     if (value === undefined) continue;
     settings[path] = sources.collect(at, () => {
@@ -5082,8 +5117,8 @@ function readSettings(sources: Sources) {
     warnings.push(`${where} has the path of an endpoint; give only the part before it, such as ${EXAMPLE_URL}`);
   }
   if (isAllRead && !given.has('tokens') && settings.listen?.isLocal === false && !settings['auth.anonymous']) {
-    const advice = 'name a file (--config, GATEWAY_CONFIG), or set API_TOKENS (the command "token" makes one); ' +
-      'AUTH_ANONYMOUS=true would accept all requests';
+    const advice = 'name a file (--config, GATEWAY_CONFIG), or set GATEWAY_TOKENS (the command "token" makes one); ' +
+      'GATEWAY_AUTH_ANONYMOUS=true would accept all requests';
     sources.add('tokens', `none is configured, but the gateway would listen for other machines: ${advice}`);
   }
   if (found.length === 0) settings.certificate = sources.collect('tls', () => checkTls(settings));
@@ -5093,16 +5128,27 @@ function readSettings(sources: Sources) {
 /** What requests are checked against: the settings, with the values that each token inherits. */
 type Rules = Omit<ReturnType<typeof makeRules>, keyof AtStart>;
 
+/**
+ * The list that confines a token: its own, or else its defaults, so that a body that was misread reaches nobody else.
+ * Undefined for everyone.
+ */
+function listInForce(
+  own: ReadonlySet<string> | typeof EVERYONE | undefined,
+  ofDefaults: readonly string[] | undefined | '',
+) {
+  if (own === EVERYONE) return undefined;
+  return own ?? (ofDefaults ? new Set(ofDefaults) : undefined);
+}
+
 /** Makes the rules of a configuration. They never change: a request keeps those that it began with. */
 function makeRules(settings: Settings) {
   const { 'auth.methods': methods, allow, rate, clients } = settings;
-  // A token's own value replaces an inherited one whole: merged, a list could only become wider. Defaults confine, so
-  // that a body that was misread reaches nobody else; a list that is present but undefined is everyone.
-  const resolve = (token: TokenSettings) => {
-    const { number, recipients } = token.defaults ?? {};
-    const lists = { senders: number && new Set([number]), recipients: recipients && new Set(recipients) };
-    return { methods, allow, rate, clients, expires: Infinity, ...lists, ...token } as Token;
-  };
+  // A token's own value replaces an inherited one whole: merged, a list could only become wider.
+  const resolve = ({ senders, recipients, ...own }: TokenSettings) => ({
+    ...{ methods, allow, rate, clients, expires: Infinity, ...own },
+    senders: listInForce(senders, own.defaults?.number && [own.defaults.number]),
+    recipients: listInForce(recipients, own.defaults?.recipients),
+  } as Token);
   const tokens = settings.tokens.map(resolve);
   /** The token of every request, if none is configured. */
   const anonymous = tokens.length === 0 ? resolve({ name: 'anonymous', digest: '' }) : undefined;
@@ -5111,8 +5157,8 @@ function makeRules(settings: Settings) {
     /** By digest. */
     tokens: new Map(tokens.map((token) => [token.digest, token])),
     anonymous,
-    /** The forms that at least one token accepts. */
-    forms: new Set(tokens.flatMap((token) => [...token.methods])),
+    /** The methods that at least one token accepts. */
+    methods: new Set(tokens.flatMap((token) => [...token.methods])),
     all: anonymous ? [anonymous] : tokens,
     cors: settings.cors ?? new Set<string>(),
   } as const;
@@ -5149,55 +5195,22 @@ function placeOf(key: string, index: number) {
  * 5 or "5".
  * @param expected completes the sentence "… is not …".
  * @param parse returns undefined for a text that is wrong, such as an empty one.
+ * @param hints by the text: what to write instead.
  */
-function scalarOf<T>(expected: string, parse: (text: string) => T | undefined) {
+function scalarOf<T>(expected: string, parse: (text: string) => T | undefined, hints: Hints = []) {
   return (value: unknown) => {
     // A program that embeds the gateway can give any value, with a text of its own.
     const text = /^(?:string|number|boolean)$/.test(typeof value) ? String(value) : '';
     const parsed = parse(text);
-    const advice = adviceFor(`${text} is not ${expected}`);
+    const advice = adviceFor([QUOTE_HINT, ...hints], text);
     ensure(parsed !== undefined, `${showValue(value, 'the value')} is not ${expected}${advice}`);
     return parsed;
   };
 }
 
-/**
- * What to write instead of what people often write. A pattern matches a sentence with the whole value, unquoted, or the
- * code of the error with which the port could not be opened.
- */
-const ADVICE: Hints = [
-  [/^["'`]/, 'leave out the quotes'],
-  [/^\d+ is not host:port/, 'put a colon before the port'],
-  [/^[^/]*:\d{5,} is not host:port|^https?:\/\/[^/@]*:\d{5,}\/? is no URL/, 'the highest port is 65535'],
-  [/^(?:https?:\/\/)?[\da-f]*:[\da-f]*:\S* is (?:not host|no URL)/i, 'put an IPv6 address in brackets: [::1]:8080'],
-  [
-    /^(?=\S*[g-z])[\w.-]+ is not an address/i,
-    'names are not resolved: write the address (in compose "ipv4_address" fixes it)',
-  ],
-  [/^\/.* is not one of send/, 'put the method before the path, or "*" for all methods'],
-  [/ \/.*\/ is not one of send/, 'leave out the "/" at the end'],
-  [/^(?:group\.[^*]|[\w+/]{43}= is not a phone)/, 'this is not the "id" of a group; GET /v1/groups/+NUMBER lists them'],
-  [
-    /^https:\/\/signal\.group\//,
-    'an invite link does not name a group; write the "id" that GET /v1/groups/+NUMBER lists',
-  ],
-  [/^\* is not (?:a phone|"\+")/, 'in "senders" and "recipients" it stands alone, for everyone'],
-  [/^\+?[\d ()./-]+ is not (?:a phone|"\+")/, 'write "+", the country code and digits alone, in double quotes'],
-  [/^Unknown option '(?:-p|--port)'/, 'write --listen HOST:PORT'],
-  [/^(?:check|demo|help|version) is no command/, 'put "--" before it'],
-  [/^Unknown option '-c'|\.json is no command/, 'write --config FILE'],
-  [/EADDRINUSE$/, 'use another port with --listen HOST:PORT'],
-  // UNTIL Deno has EADDRNOTAVAIL for an address of another machine: Deno 2.9 has EINVAL (test "a port that cannot be").
-  [
-    /(?:EADDRNOTAVAIL|ENOTFOUND|EAI_AGAIN|EINVAL)$/,
-    '--listen needs an address of this machine; :PORT means all of them',
-  ],
-  [/EACCES$/, 'ports below 1024 need root; use --listen HOST:8880'],
-];
-
 /** What to write or do instead, as the end of a sentence; '' if there is no advice. */
-function adviceFor(wrong: string) {
-  const advice = hintFor(ADVICE, wrong);
+function adviceFor(hints: Hints, wrong: string) {
+  const advice = hintFor(hints, wrong);
   return advice ? `; ${advice}` : '';
 }
 
@@ -5214,9 +5227,12 @@ function listOf<T>(read: Reader<T>): Reader<ReadonlySet<T>> {
   };
 }
 
-/** Makes a reader of a token's list. "*" alone means everyone: no list, and none from the defaults. */
-function listOrAll(read: Reader<string>) {
-  return (value: unknown) => value === '*' || isDeepStrictEqual(value, ['*']) ? undefined : listOf(read)(value);
+/** What a token's list says that confines it to nothing: every account, or every recipient. */
+const EVERYONE = 'everyone';
+
+/** Makes a reader of a token's list, in which "*" stands alone and means everyone. */
+function listOrEveryone(read: Reader<string>) {
+  return (value: unknown) => value === '*' || isDeepStrictEqual(value, ['*']) ? EVERYONE : listOf(read)(value);
 }
 
 /**
@@ -5244,11 +5260,13 @@ function refuseNull(value: unknown) {
   return value;
 }
 
-/** @throws {UsageError} with the nearest known setting, if it differs in at most 3 letters and not in all. */
-function refuseSetting(key: string, known: string[]) {
-  const distance = (name: string) => editDistance(key.toLowerCase(), name.toLowerCase());
-  const [nearest = ''] = known.sort((a, b) => distance(a) - distance(b));
-  const isNear = distance(nearest) < Math.min(4, key.length);
+/** @throws {UsageError} with the nearest known setting, if at least half of the letters agree. */
+function refuseSetting(key: string, known: readonly string[]) {
+  // All variables begin alike, which says nothing.
+  const letters = (name: string) => name.toLowerCase().replace(/^gateway_/, '');
+  const distance = (name: string) => editDistance(letters(key), letters(name));
+  const [nearest = ''] = [...known].sort((a, b) => distance(a) - distance(b));
+  const isNear = distance(nearest) <= Math.max(letters(key).length, letters(nearest).length) / 2;
   const hint = isNear ? `did you mean "${nearest}"?` : FOREIGN_KEY.test(key) && MIGRATING;
   throw new UsageError(`is not a setting${hint ? `; ${hint}` : ''}`);
 }
@@ -5274,8 +5292,8 @@ function wordOf<T extends string>(words: readonly T[]) {
 }
 
 /** Makes a reader of texts. A text that `isRight` is kept as it is. */
-function textThat(isRight: (text: string) => boolean, expected: string) {
-  return scalarOf(expected, (text) => isRight(text) ? text : undefined);
+function textThat(isRight: (text: string) => boolean, expected: string, hints?: Hints) {
+  return scalarOf(expected, (text) => isRight(text) ? text : undefined, hints);
 }
 
 /** Whether a value is what JSON calls an object. */
@@ -5353,6 +5371,7 @@ function readerOfRecipients(takesAnyGroup: boolean) {
   return textThat(
     (text) => (takesAnyGroup && text === 'group.*') || NUMBER.test(text) || PERSON.test(text) || isGroupId(text),
     `a phone number ("+" and 5 to 15 digits), a user name (name.01), a UUID${groups}`,
+    RECIPIENT_HINTS,
   );
 }
 
@@ -5384,7 +5403,7 @@ const EXAMPLE_URL = 'http://signal-api:8080';
 function readBackend(value: unknown) {
   const url = typeof value === 'string' && URL.canParse(value) ? new URL(value) : undefined;
   const isUsable = url !== undefined && /^https?:$/.test(url.protocol) && !url.search && !url.hash;
-  const advice = adviceFor(`${value} is no URL`);
+  const advice = adviceFor(URL_HINTS, String(value));
   ensure(isUsable, `must begin with "http://" or "https://" and have no query, such as ${EXAMPLE_URL}${advice}`);
   const { protocol, hostname, port, auth } = attempt(
     () => urlToHttpOptions(url),
@@ -5506,21 +5525,27 @@ function checkTls({ 'tls.cert': cert, 'tls.key': key }: AtStart) {
  * each request would have to resolve them, and their owner could change who has access.
  */
 function readAddresses(value: unknown) {
+  const ranges = [...listOf(scalarOf('an address or a CIDR range', parseRange, ADDRESS_HINTS))(value)];
   const list = new BlockList();
-  const isAddress = (text: string) => {
-    const [, address = '', bits] = /^([^/]*)(?:\/([0-9]{1,3}))?$/.exec(text) ?? [];
-    const isV6 = isIP(address) === 6;
-    const size = isV6 ? 128 : 32;
-    const prefix = Number(bits ?? size);
-    if (isIP(address) === 0 || prefix > size) return false;
-    const range = new BlockList();
-    for (const each of [range, list]) each.addSubnet(address, prefix, isV6 ? 'ipv6' : 'ipv4');
+  for (const { address, prefix, family } of ranges) list.addSubnet(address, prefix, family);
+  return { written: ranges.map(({ written }) => written), list };
+}
+
+/** Parses an address, or a CIDR range as `192.168.0.0/16`. */
+function parseRange(written: string) {
+  const { address = '', bits } = /^(?<address>[^/]*)(?:\/(?<bits>[0-9]{1,3}))?$/.exec(written)?.groups ?? {};
+  const family: IPVersion = isIP(address) === 6 ? 'ipv6' : 'ipv4';
+  const addressBits = family === 'ipv6' ? 128 : 32;
+  const prefix = Number(bits ?? addressBits);
+  if (isIP(address) === 0 || prefix > addressBits) return undefined;
+  if (family === 'ipv6' && prefix < 96) {
     // BlockList takes an IPv4 address for ::ffff:a.b.c.d, as the machine does.
-    const holdsV4 = isV6 && prefix < 96 && range.check('::ffff:0:0', 'ipv6');
-    ensure(!holdsV4, 'contains every IPv4 address (0.0.0.0/0); write an IPv4 range as such, like 192.168.0.0/16');
-    return true;
-  };
-  return { written: [...listOf(textThat(isAddress, 'an address or a CIDR range'))(value)], list };
+    const range = new BlockList();
+    range.addSubnet(address, prefix, family);
+    const holdsIPv4 = range.check('::ffff:0:0', 'ipv6');
+    ensure(!holdsIPv4, 'contains every IPv4 address (0.0.0.0/0); write an IPv4 range as such, like 192.168.0.0/16');
+  }
+  return { written, address, prefix, family };
 }
 
 /** Reads an allowlist: the `groups` that its words stand for, its `patterns`, and both as `written`. */
@@ -5528,6 +5553,7 @@ function readAllow(value: unknown) {
   const readWord = textThat(
     (text) => GROUPS.includes(text) || readPattern(text) !== undefined,
     `one of ${GROUPS.join(', ')}, or a pattern such as "GET /v1/groups/:number"`,
+    ALLOW_HINTS,
   );
   const written = [...listOf(readWord)(value)];
   const groups = new Set(written); // the patterns in it equal no group
@@ -5535,23 +5561,29 @@ function readAllow(value: unknown) {
   return { written, groups, patterns: written.flatMap((word) => readPattern(word) ?? []) };
 }
 
+/** A pattern of an allowlist. */
+interface Pattern {
+  readonly method: string;
+  readonly parts: readonly string[];
+}
+
 /**
  * Parses `METHOD /path`: METHOD may be `*`, and a segment is a literal, `:name` or `*`. A literal is compared with the
  * decoded segment of a request, so one with an escape could never match. `*` does not stand for a part of a segment.
  */
-function readPattern(text: string) {
+function readPattern(text: string): Pattern | undefined {
   const [, method = '', path = ''] = /^([A-Z]+|\*) ((?:\/(?:\*|:[A-Za-z]+|[^\s/*:%?#\\]+))+)$/.exec(text) ?? [];
-  return [...METHODS, '*'].includes(method) ? { method, parts: path.slice(1).split('/') } : undefined;
+  return ['*', ...HTTP_METHODS].includes(method) ? { method, parts: path.slice(1).split('/') } : undefined;
 }
 
 /**
- * Reads `tokens`: an object in JSON; in the environment a text of `SECRET` and `name=SECRET`. Three things are
+ * Reads `tokens`: an object in JSON; or a text of `SECRET` and `name=SECRET`. Three things are
  * mistakes: no token, because all requests would be accepted; two tokens with one secret, because it is unclear whose
  * rights count; a secret as a name, because each log line would show it.
  */
 function readTokens(value: unknown) {
   const mistakes = new Mistakes();
-  const read = typeof value === 'string' ? readTokenWords : readTokenObject;
+  const read = typeof value === 'string' ? readTokenText : readTokenObject;
   const tokens = read(value as string, mistakes) as TokenSettings[]; // with a mistake, the digest may be undefined
   ensure(tokens.length > 0, 'contains no token; remove it to run without tokens');
   const digests = new Set(tokens.map(({ digest }) => digest));
@@ -5576,28 +5608,27 @@ function checkTokenName(name: string) {
 }
 
 /**
- * Reads tokens from text. A token whose secret is wrong has no digest. Messages give a word's position, not its text:
- * what looks like a name may be half of a secret.
+ * Reads tokens from text: entries separated by commas or line feeds, each SECRET or name=SECRET. A token whose secret is
+ * wrong has no digest. Messages give an entry's position, not its text, which may be a secret.
  */
-function readTokenWords(text: string, mistakes: Mistakes) {
-  return text.split(/[\s,]+/).filter(Boolean).map((word, i, words) => {
-    const [, name = `token-${i + 1}`, secret = ''] = /^(?:([A-Za-z0-9][\w.-]{0,63})=)?(.*)$/s.exec(word)!;
+function readTokenText(text: string, mistakes: Mistakes) {
+  const entries = text.split(/[,\n]/).map((entry) => entry.trim()).filter(Boolean);
+  return entries.map((entry, i) => {
+    const { name = `token-${i + 1}`, secret = '' } = TOKEN_ENTRY.exec(entry)!.groups!;
     const read = mistakes.collect(`[${i}]`, () => {
-      const isHalf = /^[\w.-]{1,15}$/.test(word) && words[i + 1]?.includes('=');
-      ensure(!isHalf, 'is too short for a secret; if it is part of the next name, write that without a space');
       ensure(
-        /[^=]/.test(secret) && !/^[^=]*:$/.test(word),
-        'is a name without a secret, or a secret that ends in "=" or ":": write name=SECRET',
+        !/\s/.test(entry),
+        'has white space in it: write SECRET or name=SECRET, one a line, or with commas between them',
       );
-      ensure(
-        !/^(?:#|\/\/)/.test(word),
-        'looks like a comment, which needs its own line; if it is a secret, write name=SECRET',
-      );
-      return readSecret(secret, true);
+      ensure(/[^=]/.test(secret), 'is a name without a secret: write name=SECRET');
+      return readSecret(secret);
     });
     return { ...read, name };
   });
 }
+
+/** Matches an entry of tokens in text. Base64 may end in "=", so a secret without a name may contain it. */
+const TOKEN_ENTRY = /^(?:(?<name>[A-Za-z0-9][\w.-]{0,63})=(?!=*$))?(?<secret>.*)$/s;
 
 /** Reads the tokens of a file. A token whose secret is wrong has no digest. */
 function readTokenObject(value: unknown, mistakes: Mistakes) {
@@ -5619,18 +5650,11 @@ function readTokenObject(value: unknown, mistakes: Mistakes) {
   });
 }
 
-/** Quotes, brackets and separators of other formats. After a quoting mistake they would become part of the secret. */
-const QUOTING = /^["'`\p{Pi}\p{Pf}[\]<>{}]|["'`\p{Pi}\p{Pf}[\]<>{}]$|;/u;
-
 /** The digests of an empty text and of an empty line: `hash` was given no secret. */
 const NO_DIGESTS = ['', '\n', '\r\n'].map(digestOf);
 
-/**
- * Reads a secret, and returns its digest, and whether the secret looks like one itself. No message shows any of it.
- * @param isBare whether it comes from the environment or its own file, where a stray quote would become part of the
- *   secret. In JSON a stray quote is a syntax error.
- */
-function readSecret(secret: unknown, isBare = false) {
+/** Reads a secret, and returns its digest, and whether the secret looks like one itself. No message shows any of it. */
+function readSecret(secret: unknown) {
   ensure(typeof secret === 'string', 'must be a string');
   if (/^sha256:/i.test(secret)) {
     const digest = secret.slice('sha256:'.length).toLowerCase();
@@ -5641,8 +5665,8 @@ function readSecret(secret: unknown, isBare = false) {
   ensure(!/\p{Cc}/u.test(secret), 'has several lines, or a control character; keep one line with only the secret');
   ensure(!/^\s|\s$/.test(secret), 'starts or ends with white space');
   ensure(
-    !(isBare && QUOTING.test(secret)),
-    'starts or ends with a quote, a bracket or a brace, or contains ";", which would be part of the secret',
+    !/^(?:secret|digest)\s/.test(secret),
+    'begins with a word that "gateway.ts token" prints before it; keep only what follows',
   );
   ensure(
     !/sha256:|^(?=.*\s).*\b[0-9a-f]{64}\b/i.test(secret),
@@ -5702,7 +5726,7 @@ async function runDemo(listen: string, level?: string) {
   const gateway = createGateway({
     backend: { url: `http://127.0.0.1:${(backend.address() as AddressInfo).port}` },
     listen,
-    auth: { methods: FORM_WORDS },
+    auth: { methods: METHOD_NAMES },
     tokens: { demo: { secret, defaults: { number, recipients: [recipient] } } },
   }, { log: (line) => level !== 'debug' && /\bstatus["=]/.test(line) || writeOut(`${line}\n`) });
   stopOnSignal(gateway.server, gateway.close);
@@ -5753,7 +5777,7 @@ async function run(args: string[], env: NodeJS.ProcessEnv, stdin: () => Buffer) 
     const { message, code = '' } = error as NodeJS.ErrnoException;
     // `render` throws a Problem, the refusal that the webhook would get.
     const isExpected = error instanceof UsageError || error instanceof Problem;
-    const stderr = `gateway: ${isExpected ? message : `cannot run: ${message}${adviceFor(code)}`}\n`;
+    const stderr = `gateway: ${isExpected ? message : `cannot run: ${message}${adviceFor(PORT_HINTS, code)}`}\n`;
     return { code: error instanceof UsageError ? 2 : 1, stdout: '', stderr };
   }
 }
@@ -5768,16 +5792,17 @@ async function runCommand(args: string[], env: NodeJS.ProcessEnv, stdin: () => B
   if (command === 'hash' && rest.length === 0) return hashSecret(stdin().toString());
   const isRender = command === 'render' && rest.length === 1;
   // The argument is not shown: it may be a secret.
-  const advice = adviceFor(`${command} is no command`);
+  const advice = adviceFor(COMMAND_HINTS, command ?? '');
   ensure(command === undefined || isRender, `unknown command or arguments${advice}; see --help`);
 
-  const file = values.config ?? env.GATEWAY_CONFIG;
+  const file = values.config ?? env[CONFIG_FILE];
   ensure(file !== '', '--config, or GATEWAY_CONFIG, is set but empty');
   if (values.demo) {
-    const configured = file ?? values.backend ?? env.BACKEND_URL ?? env.API_TOKENS ?? env.API_TOKENS_FILE;
+    const configured = file ?? values.backend ?? env[variableOf('backend.url')] ?? env[variableOf('tokens')] ??
+      env[TOKENS_FILE];
     const isAlone = (command ?? values.check ?? configured) === undefined;
     ensure(isAlone, '--demo brings its own backend and token, so it cannot be combined with configured ones');
-    return runDemo(values.listen ?? env.LISTEN ?? SETTINGS.listen[3], env.LOG_LEVEL);
+    return runDemo(values.listen ?? env[variableOf('listen')] ?? SETTINGS.listen[2], env[variableOf('log.level')]);
   }
   // `--check`, `render`, a start and a reload all load in the same way, so the configuration that was checked is the
   // one that runs.
@@ -5799,38 +5824,72 @@ async function runCommand(args: string[], env: NodeJS.ProcessEnv, stdin: () => B
   return '';
 }
 
+/** By the option's name. */
+const OPTION_HINTS: Hints = [
+  [/^(?:p|port)$/, 'write --listen HOST:PORT'],
+  [/^c$/, 'write --config FILE'],
+];
+
+const COMMAND_HINTS: Hints = [
+  [/^(?:check|demo|help|version)$/, 'put "--" before it'],
+  [/\.json$/, 'write --config FILE'],
+];
+
+/** By the code of the error with which the port could not be opened. */
+const PORT_HINTS: Hints = [
+  [/^EADDRINUSE$/, 'use another port with --listen HOST:PORT'],
+  // UNTIL Deno has EADDRNOTAVAIL for an address of another machine: Deno 2.9 has EINVAL (test "a port that cannot be").
+  [
+    /^(?:EADDRNOTAVAIL|ENOTFOUND|EAI_AGAIN|EINVAL)$/,
+    '--listen needs an address of this machine; :PORT means all of them',
+  ],
+  [/^EACCES$/, 'ports below 1024 need root; use --listen HOST:8880'],
+];
+
+const OPTIONS = {
+  config: { type: 'string' },
+  listen: { type: 'string' },
+  backend: { type: 'string' },
+  check: { type: 'boolean' },
+  demo: { type: 'boolean' },
+  help: { type: 'boolean', short: 'h' },
+  version: { type: 'boolean', short: 'v' },
+} as const;
+
 /**
  * Parses the flags. Every setting has a variable; only two, for a first try, also have a flag.
- * @throws {UsageError} with the first sentence of parseArgs's message. The others are advice.
+ * @throws {UsageError} with advice. parseArgs is not strict, because its own messages would quote a secret.
  */
 function parseCommandLine(args: string[]) {
-  const options = {
-    config: { type: 'string' },
-    listen: { type: 'string' },
-    backend: { type: 'string' },
-    check: { type: 'boolean' },
-    demo: { type: 'boolean' },
-    help: { type: 'boolean', short: 'h' },
-    version: { type: 'boolean', short: 'v' },
-  } as const;
-  return attempt(() => parseArgs({ args, options, allowPositionals: true }), ({ message }) => {
-    // A long option may be a secret.
-    const said = message.replace(/\. .*/s, '').replace(/^Unknown option '.{16}.*/s, 'unknown option');
-    return `${said}${adviceFor(said)}; see --help`;
-  });
+  const { values, positionals, tokens } = parseArgs({ args, options: OPTIONS, strict: false, tokens: true });
+  for (const token of tokens) {
+    if (token.kind !== 'option') continue;
+    const option = (OPTIONS as NodeJS.Dict<{ type: string }>)[token.name];
+    // A long name may be a secret.
+    const shown = token.rawName.length < SECRET_MIN_LENGTH ? token.rawName : 'with a long name';
+    ensure(option !== undefined, `unknown option ${shown}${adviceFor(OPTION_HINTS, token.name)}; see --help`);
+    const hasValue = token.value !== undefined && (token.inlineValue || !token.value.startsWith('-'));
+    ensure(option.type === 'boolean' || hasValue, `${shown} needs a value; see --help`);
+    ensure(option.type === 'string' || token.value === undefined, `${shown} takes no value; see --help`);
+  }
+  return { values: values as Flags, positionals };
 }
+
+/** The value of each flag that was given. */
+type Flags = { [Name in keyof typeof OPTIONS]?: (typeof OPTIONS)[Name]['type'] extends 'string' ? string : boolean };
 
 /** The text of `--help`, in 80 columns. The settings of the top level come from `SETTINGS`. */
 function usage() {
-  const rows = SETTING_ROWS.map(([path, [env, , help, fallback]]) =>
-    `  ${path.padEnd(20)}${env.padEnd(18)}${fallback ? `[${fallback}]` : ''}`.trimEnd() + `\n      ${help}`
+  const rows = SETTING_ROWS.map(([path, [, help, fallback]]) =>
+    `  ${path.padEnd(20)}${fallback ? `[${fallback}]` : ''}`.trimEnd() + `\n      ${help}`
   );
   return `signal-gateway ${VERSION}: an authenticating gateway for signal-cli-rest-api
 
 Settings, by path in the JSON file (--config, or GATEWAY_CONFIG), each with its
-variable and [default]. Flags override variables, variables override the file.
-Durations: 250ms 30s 5m 1h 7d; sizes: 64KiB 10MiB.
-API_TOKENS_FILE names a file with one token per line.
+[default]. The variable of a setting is GATEWAY_ and its path: limits.body is
+GATEWAY_LIMITS_BODY, trustedProxies GATEWAY_TRUSTED_PROXIES. Flags override
+variables, variables override the file. Durations: 250ms 30s 5m 1h 7d; sizes:
+64KiB 10MiB. GATEWAY_TOKENS_FILE names a file with tokens, a line each.
 
 ${rows.join('\n')}
 
@@ -5900,7 +5959,6 @@ function printCheck(settings: Settings) {
     `backend ${settings['backend.url'].name}`,
     `tokens ${rules.tokens.size}`,
     ...warningsOf(rules, settings, Date.now()).map((warning) => `warning: ${warning}`),
-    ...rules.notes.map((note) => `note: ${note}`),
     ...rules.all.map(describeToken),
   ].join('\n');
 }
@@ -6122,10 +6180,10 @@ function isEntryPoint() {
 
 // Public API: createGateway, ConfigError and the types. The rest is exported for tests only.
 export {
+  AUTH_METHODS,
   BodyScan,
   ConfigError,
   createGateway,
-  FORMS,
   loadSettings,
   Metrics,
   parseTarget,
