@@ -11664,7 +11664,7 @@ test('no field of an exchange is written in more than two sections; keep-alive, 
   // What decides whether a request is sent twice, or a connection kept, is in one place.
   const places: [pattern: RegExp, count: number][] = [
     [/\.shouldKeepAlive = /g, 1],
-    [/\.closing \?\?= /g, 1],
+    [/isLastResponse\(this\)/g, 1],
     [/'backend_unreachable',/g, 1],
     [/await connect\(exchange/g, 1],
     [/setTimeout\(onTimeout/g, 2], // that of connect, and that of all other waits

@@ -1147,24 +1147,6 @@ class Connection {
   isClosing = false;
 }
 
-/** Whether the connection closes after a response whose head is about to be written. */
-function isLastResponse({ core, connection, req, res, isMadeSend }: Exchange) {
-  if (connection.isClosing || core.draining) return true;
-  // The client's `Connection` header, as node:http reads it.
-  if (!res.shouldKeepAlive) return true;
-  // The rest of the body is not read.
-  if (hasBody(req) && !req.complete) return true;
-  // node:http closes the connection after an HTTP/1.0 response of unknown length.
-  if (req.httpVersion === '1.0') return true;
-  // HTTP libraries retry a GET on a kept connection that broke, and this GET sends.
-  if (isMadeSend && req.method === 'GET') return true;
-  // UNTIL Node keeps the bytes after a declined upgrade: it loses them, and parses the next piece of the body as a
-  // separate request (test "a request hidden in the body").
-  if (req.headers.upgrade !== undefined || req.method === 'CONNECT') return true;
-  // node:http hides the fields beyond the limit but obeys them, so it is uncertain where the request ends.
-  return isTooLong(req);
-}
-
 /** The connection of a socket that speaks HTTP. */
 function connectionOf({ connections }: Core, speaker: Socket) {
   const socket = transportSocket(speaker);
@@ -1256,8 +1238,8 @@ function respondUnparsed(core: Core, error: UnparsedError, socket: Socket) {
   const [due] = connection.due; // the response that is due
   if (!due) return respondWithoutRequest(core, socket, problem);
   if (!due.headersSent) return refuseUnlessRelayed(core, connection, due, problem);
-  // A response that has begun is relayed to its end. If its head has promised to keep the connection, node:http will not
-  // close it.
+  // A response that has begun is relayed to its end. If its head has promised to keep the connection, node:http does
+  // not close it.
   if (!wasClosing) due.once('close', () => endSocket(core, socket));
 }
 
@@ -1619,6 +1601,24 @@ class Exchange {
     this.stage = 'waiting';
     return this.waitUntil(...wait);
   }
+}
+
+/** Whether the connection closes after a response whose head is about to be written. */
+function isLastResponse({ core, connection, req, res, isMadeSend }: Exchange) {
+  if (connection.isClosing || core.draining) return true;
+  // The client's `Connection` header, as node:http reads it.
+  if (!res.shouldKeepAlive) return true;
+  // The rest of the body is not read.
+  if (hasBody(req) && !req.complete) return true;
+  // node:http closes the connection after an HTTP/1.0 response of unknown length.
+  if (req.httpVersion === '1.0') return true;
+  // HTTP libraries retry a GET on a kept connection that broke, and this GET sends.
+  if (isMadeSend && req.method === 'GET') return true;
+  // UNTIL Node keeps the bytes after a declined upgrade: it loses them, and parses the next piece of the body as a
+  // separate request (test "a request hidden in the body").
+  if (req.headers.upgrade !== undefined || req.method === 'CONNECT') return true;
+  // node:http hides the fields beyond the limit but obeys them, so it is uncertain where the request ends.
+  return isTooLong(req);
 }
 
 /**
@@ -4013,15 +4013,15 @@ function lengthHeaders(method: string, content: Content) {
 function checkResponseHead({ statusCode: status = 0, headers }: IncomingMessage, isUpgrade: boolean) {
   const { 'content-length': length, 'content-encoding': encoding = 'identity', upgrade } = headers;
   const isBodiless = status === 204 || status === 205;
-  const refuse = (reason: string) => new Problem('bad_backend_answer', reason);
+  const fault = (reason: string) => new Problem('bad_backend_answer', reason);
   const isAskedUpgrade = isUpgrade && upgrade?.toLowerCase() === 'websocket';
-  if (status < 200 && !isAskedUpgrade) throw refuse('unasked_upgrade');
-  if (status >= 300 && status < 400 && status !== 304) throw refuse('redirect');
-  if (encoding.toLowerCase() !== 'identity') throw refuse('compressed'); // none was asked for
+  if (status < 200 && !isAskedUpgrade) throw fault('unasked_upgrade');
+  if (status >= 300 && status < 400 && status !== 304) throw fault('redirect');
+  if (encoding.toLowerCase() !== 'identity') throw fault('compressed'); // none was asked for
   if (length !== undefined) {
     const isNumber = /^[0-9]+$/.test(length);
     const isContradicted = headers['transfer-encoding'] !== undefined || (isBodiless && length !== '0');
-    if (!isNumber || isContradicted) throw refuse('bad_length');
+    if (!isNumber || isContradicted) throw fault('bad_length');
   }
   return isBodiless || status === 304 ? 0 : Number(length ?? Infinity);
 }
