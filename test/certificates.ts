@@ -1,16 +1,14 @@
 /** Two certificates for localhost and 127.0.0.1, with their keys. */
 
-import { fileWith } from './files.ts';
+import { fileWith, fixture } from './files.ts';
 import type { TestContext } from './guard.ts';
 
-const PEMS = [
-  '-----BEGIN CERTIFICATE-----\nMIIBnDCCAUGgAwIBAgIUQWdv+xGmuEl9nX9ewMfxudPTZBEwCgYIKoZIzj0EAwIw\nFDESMBAGA1UEAwwJbG9jYWxob3N0MCAXDTI2MTEyMTAzMTAyMVoYDzIxMjYxMDI4\nMDMxMDIxWjAUMRIwEAYDVQQDDAlsb2NhbGhvc3QwWTATBgcqhkjOPQIBBggqhkjO\nPQMBBwNCAARRM76Gw5purxaOY8padP39ccCvAIWm8HlEYUY9oIqgSs/3DbbxcF6t\nTQRevBFDfo0QO57CcyIRAI5gQeUcFDKco28wbTAdBgNVHQ4EFgQU/v8b+g/8ndoA\nm8b1xzKP/tvKhN4wHwYDVR0jBBgwFoAU/v8b+g/8ndoAm8b1xzKP/tvKhN4wDwYD\nVR0TAQH/BAUwAwEB/zAaBgNVHREEEzARgglsb2NhbGhvc3SHBH8AAAEwCgYIKoZI\nzj0EAwIDSQAwRgIhALTPRt0n7E8XbuttJEAOV16lUhf/l+7hpZ28c5l2N2PAAiEA\n6AbxCXeLEaPOWPoIi4KBjQZy22Z6dBRnOXdeAKeLnPQ=\n-----END CERTIFICATE-----',
-  '-----BEGIN PRIVATE KEY-----\nMIGHAgEAMBMGByqGSM49AgEGCCqGSM49AwEHBG0wawIBAQQgNEN9dKKi90ENz1Fx\nmQXmA+AH+lUDR5JbbvE7W00dSoOhRANCAARRM76Gw5purxaOY8padP39ccCvAIWm\n8HlEYUY9oIqgSs/3DbbxcF6tTQRevBFDfo0QO57CcyIRAI5gQeUcFDKc\n-----END PRIVATE KEY-----',
-  '-----BEGIN CERTIFICATE-----\nMIIBmzCCAUGgAwIBAgIUAi0vbPmxDoq0UezE48LfTuco5QMwCgYIKoZIzj0EAwIw\nFDESMBAGA1UEAwwJbG9jYWxob3N0MCAXDTI2MTEyMTAzMTAyMVoYDzIxMjYxMDI4\nMDMxMDIxWjAUMRIwEAYDVQQDDAlsb2NhbGhvc3QwWTATBgcqhkjOPQIBBggqhkjO\nPQMBBwNCAASDY5doP+J4qegltj/JTle2PFbosk72SsF76L7qAU77bUkrOr7pAOJ5\nMJkYdGVZJhMLf43VFQfIWrI9RZhq55MJo28wbTAdBgNVHQ4EFgQUbL0Q5k3jAGLb\nIGZGEDCL1ToRfVkwHwYDVR0jBBgwFoAUbL0Q5k3jAGLbIGZGEDCL1ToRfVkwDwYD\nVR0TAQH/BAUwAwEB/zAaBgNVHREEEzARgglsb2NhbGhvc3SHBH8AAAEwCgYIKoZI\nzj0EAwIDSAAwRQIgBHEQv7zraccRcKsH5zV+bjSOiPkNjSW1k4jLst25TdMCIQCK\nwJGLGCn1YZNcxONgKaZUnha2rz0arAQ5YTYdMDI3Lw==\n-----END CERTIFICATE-----',
-  '-----BEGIN PRIVATE KEY-----\nMIGHAgEAMBMGByqGSM49AgEGCCqGSM49AwEHBG0wawIBAQQgr8z/a2vOzJnvjM3H\nfJ//tl9FARPOVaxjnyMbvysUme2hRANCAASDY5doP+J4qegltj/JTle2PFbosk72\nSsF76L7qAU77bUkrOr7pAOJ5MJkYdGVZJhMLf43VFQfIWrI9RZhq55MJ\n-----END PRIVATE KEY-----',
-] as const;
+const pair = (name: string) => ({
+  cert: fixture(`${name}.crt.pem`).trimEnd(),
+  key: fixture(`${name}.key.pem`).trimEnd(),
+});
 
-/** Two certificates for localhost and 127.0.0.1, with their keys. */
-export const CERTS = [{ cert: PEMS[0], key: PEMS[1] }, { cert: PEMS[2], key: PEMS[3] }] as const;
+export const CERTS = [pair('localhost'), pair('localhost-2')] as const;
 
+/** Copies of the first one, which a test may change. */
 export const certificate = (t: TestContext) => ({ cert: fileWith(t, CERTS[0].cert), key: fileWith(t, CERTS[0].key) });

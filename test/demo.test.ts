@@ -1,10 +1,9 @@
-import { writeFileSync } from 'node:fs';
-import { join } from 'node:path';
 import { suite } from 'node:test';
+import { COLUMNS, drawDemo, PICTURE_HEIGHT, pictureOf } from '../scripts/draw-demo.ts';
 import { assert, groupsOf, until } from './assertions.ts';
 import { ask, askAsCurl, open } from './client.ts';
-import { HERE, read, README } from './files.ts';
-import { SIDE_BY_SIDE, test, type TestContext } from './guard.ts';
+import { read, README } from './files.ts';
+import { SIDE_BY_SIDE, test } from './guard.ts';
 import { MESSAGE, post } from './samples.ts';
 import { startDemo } from './start.ts';
 
@@ -66,89 +65,13 @@ suite('demo', SIDE_BY_SIDE, () => {
     await close('SIGINT');
   });
 
-  /** A secret of the shape that a demo makes, and a time. The picture has them in place of those of the run. */
-  const PICTURED = { secret: 'a-secret-of-22-letters', time: '1795407085479' };
-
-  /** What two terminals show of a demo's first message: that of a client, and that of the demo. */
-  async function recordDemo(t: TestContext): Promise<{ client: string; demo: string }> {
-    const { output, first, secret, port, close } = await startDemo(t);
+  test('docs/demo.svg shows what --demo and its shortest line print, and README.md has it with the same line', async (t) => {
+    const { output, first, close } = await startDemo(t);
     const { text } = await askAsCurl(first);
     await until(() => /^backend got .*\n/m.test(output()));
     await close();
-    assert.equal(secret.length, PICTURED.secret.length);
-    assert.equal(text.replace(/\d/g, '0'), `{"timestamp":"${PICTURED.time.replace(/\d/g, '0')}"}`);
-    const command = first.replace(secret, PICTURED.secret).replace(`:${port}/`, ':8880/');
-    const [intro] = /^A demo: .*/m.exec(output())!;
-    const [arrived] = /^>>> [^]*?\nbackend got .*/m.exec(output())!;
-    return { client: `$ ${command}\n${text.replace(/\d+/, PICTURED.time)}`, demo: `${intro}\n…\n${arrived}` };
-  }
-
-  /** The height of the picture on the page, in both arrangements. */
-  const PICTURE_HEIGHT = 280;
-
-  /** The columns of the pictured terminals. Two of them fit side by side on a page, and one on a phone. */
-  const COLUMNS = 45;
-
-  /** Breaks lines as a terminal does, but only after a space or a comma. */
-  const wrapped = (text: string): string[] =>
-    text.split('\n').flatMap((line) => line.match(new RegExp(`.{1,${COLUMNS}}(?<=[ ,]|$)`, 'g')) ?? ['']);
-
-  const escaped = (text: string): string =>
-    text.replaceAll('&', '&amp;').replaceAll('<', '&lt;').replaceAll('>', '&gt;').replaceAll('"', '&quot;');
-
-  /**
-   * Draws the two terminals, side by side or, where the picture is narrow, one above the other. The page gives the
-   * picture its size. It has no proportions of its own, so that a query of its width can choose the arrangement. Fonts
-   * differ, so a column has room for the widest of the usual ones.
-   */
-  function drawDemo({ client, demo }: { client: string; demo: string }): string {
-    const [width, gap, bar, line, end] = [496, 20, 32, 25, 18];
-    const texts = [['another terminal', wrapped(client)], ['the demo', wrapped(demo)]] as const;
-    const [upper, lower] = texts.map(([, lines]) => bar + lines.length * line + end) as [number, number];
-    const panes = texts.map(([title, lines], i) => {
-      const rows = lines.map((text, row) => {
-        const kind = text.startsWith('>>>') ? ' class="message"' : '';
-        return text && `<text x="18" y="${bar + (row + 1) * line}"${kind}>${escaped(text)}</text>\n`;
-      });
-      return `<g id="pane${i}">\n<text x="18" y="22" class="title">${title}</text>\n${rows.join('')}</g>\n`;
-    });
-    const frame = (x: number, y: number, height: number): string =>
-      `<rect x="${x + 0.5}" y="${y + 0.5}" width="${width - 1}" height="${height - 1}" rx="6"/>` +
-      `<path d="M${x} ${y + bar + 0.5}h${width}"/>`;
-    const pane = (i: number, x: number, y: number, height: number): string =>
-      `${frame(x, y, height)}<use href="#pane${i}" x="${x}" y="${y}"/>\n`;
-    const below = upper + gap / 2;
-    const right = width + gap;
-    return `<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-labelledby="title desc">
-<title id="title">The demo: a message sent with curl, and what arrives</title>
-<desc id="desc">Two terminals. In one of them: ${escaped(client.replaceAll('\n', ' '))}. In the other: ${
-      escaped(demo.replace(/\s+/g, ' '))
-    }.</desc>
-<style>
-text { font: 16px ui-monospace, SFMono-Regular, Menlo, Consolas, "Liberation Mono", monospace; white-space: pre }
-text { fill: #1f2328 } rect, path { fill: #f6f8fa; stroke: #d1d9e0 }
-.title { font-size: 14px; fill: #59636e } .message { font-weight: bold; fill: #0550ae }
-@media (prefers-color-scheme: dark) {
-text { fill: #f0f6fc } rect, path { fill: #151b23; stroke: #3d444d }
-.title { fill: #9198a1 } .message { fill: #79c0ff }
-}
-#narrow { display: none }
-@media (max-width: 699px) { #wide { display: none } #narrow { display: inline } }
-</style>
-<defs>
-${panes.join('')}</defs>
-<svg id="wide" viewBox="0 0 ${width + right} ${PICTURE_HEIGHT}" preserveAspectRatio="xMidYMin">
-${pane(0, 0, 0, PICTURE_HEIGHT)}${pane(1, right, 0, PICTURE_HEIGHT)}</svg>
-<svg id="narrow" viewBox="0 0 ${width} ${below + lower}" preserveAspectRatio="xMidYMin">
-${pane(0, 0, 0, upper)}${pane(1, 0, below, lower)}</svg>
-</svg>
-`;
-  }
-
-  test('docs/demo.svg shows what --demo and its shortest line print, and README.md has it with the same line', async (t) => {
-    const recorded = await recordDemo(t);
+    const recorded = pictureOf(output(), first, text);
     const drawn = drawDemo(recorded);
-    if (process.env.PICTURE) writeFileSync(join(HERE, 'docs/demo.svg'), drawn);
     const svg = read('docs/demo.svg');
     assert.equal(svg, drawn, 'npm run picture draws it again');
     const shown = groupsOf(svg, /<text [^>]*>(.*?)<\/text>/g).map((line) =>
@@ -161,7 +84,7 @@ ${pane(0, 0, 0, upper)}${pane(1, 0, below, lower)}</svg>
     assert.doesNotMatch(svg, /<script|<image|<animate|<set|keyframes|@import|url\(|href="[^#]|\son\w+=/i);
     assert.ok(svg.length <= 12 * 1024, `${svg.length} bytes`);
 
-    const command = recorded.client.split('\n', 1)[0]!.slice(2).replace(PICTURED.secret, 'SECRET');
+    const command = recorded.client.split('\n', 1)[0]!.slice(2).replace('a-secret-of-22-letters', 'SECRET');
     const [, attributes = ''] = /<img src="docs\/demo\.svg" ([^>]*)>/.exec(README)!;
     for (const word of [`height="${PICTURE_HEIGHT}"`, command]) assert.ok(attributes.includes(word), attributes);
     assert.ok(README.replace(/<[^>]*>/g, '').replaceAll('\n', ' ').includes(`\`${command}\``), command);

@@ -13,6 +13,9 @@ export const HERE = fileURLToPath(new URL('..', import.meta.url));
 
 export const read = (name: string): string => readFileSync(join(HERE, name), 'utf8');
 
+/** A file of test/fixtures. */
+export const fixture = (name: string): string => read(`test/fixtures/${name}`);
+
 export const SOURCE = read('gateway.ts');
 
 export const PACKAGE = JSON.parse(read('package.json'));

@@ -1,5 +1,6 @@
 import { suite } from 'node:test';
 import { tokens } from './configs.ts';
+import { fixture } from './files.ts';
 import { SIDE_BY_SIDE } from './guard.ts';
 import {
   hook,
@@ -480,18 +481,7 @@ suite('forms', SIDE_BY_SIDE, () => {
   /**
    * The boundary, the heads of a field and of a file, what becomes of the file, and the program that writes this form.
    */
-  const HONEST = literal`
-  ------------------------64c808f5fa53335a ¦ name="recipients" ¦ name="f"; filename="ü.png"\r\nContent-Type: image/png ¦ image/png;filename=ü ¦ curl
-  x ¦ name="recipients"\r\nContent-Type: text/plain\r\nX-A: b ¦ name="f"; filename="a%22b.png" ¦ application/octet-stream;filename=a%22b ¦ curl, with a type and a header
-  ----WebKitFormBoundary7MA4YWxkTrZu0gW ¦ name="recipients" ¦ name="f"; filename="C:\\ü.png"\r\nContent-Type: image/png ¦ image/png;filename=ü ¦ browsers
-  ===1795320007953=== ¦ name="recipients"\r\nContent-Type: text/plain; charset=UTF-8 ¦ name="f"; filename="ü.png"\r\nContent-Type: image/png\r\nContent-Transfer-Encoding: binary ¦ image/png;filename=ü ¦ Node, and Java as in tutorials
-  ***** ¦ name="recipients" ¦ name="größe"; filename="ü.png" ¦ application/octet-stream;filename=ü ¦ Android tutorials
-  IjV-_.9; charset=UTF-8 ¦ name="recipients"\r\nContent-Type: text/plain; charset=ISO-8859-1\r\nContent-Transfer-Encoding: 8bit ¦ name="f"; filename="ü.png" ¦ application/octet-stream;filename=ü ¦ Apache's HttpClient
-  b ¦ name="recipients"\r\nContent-Length: 12 ¦ name="f"; filename="ü.png"\r\nContent-Length: 1\r\nContent-Type: image/png ¦ image/png;filename=ü ¦ PHP's Guzzle, and OkHttp
-  ${
-    'b'.repeat(70)
-  } ¦ name="recipients" ¦ name="f"; filename="ü.png" ¦ application/octet-stream;filename=ü ¦ who uses all that RFC 2046 allows
-  "7f0-a b" ¦ name=recipients\r\nContent-Type: text/plain; charset=utf-8 ¦ name=f; filename=ü.png; filename*=utf-8''%C3%BC.png ¦ application/octet-stream;filename=ü ¦ .NET`;
+  const HONEST = fixture('multipart.txt');
 
   table(
     'a multipart form is read as common programs write it: fields, files, and their headers in any order',

@@ -122,20 +122,13 @@ suite('pages', SIDE_BY_SIDE, () => {
         assert.deepEqual(linked, headings, `the order in the contents of ${name}`);
       }
     }
-    // An external link to a section that README.md used to have leads to it, or to the page that has it now.
-    const once = `five-forms the-way-of-a-request contents run-it in-a-container-beside-the-backend under-systemd plain
-    which-node tls-unix-sockets-ipv6 you-already-run-the-backend which-mode when-the-backend-goes-down clients settings
-    fixed-limits least-privilege how-it-holds changing-it-while-it-runs browsers what-it-refuses the-log
-    what-it-does-not-protect troubleshooting coming-from-secured-signal-api behind-a-reverse-proxy caddy nginx traefik
-    embed-it runtimes develop speed use`;
     const anchors = anchorsOf(README);
-    assert.deepEqual(once.split(/\s+/).filter((anchor) => !anchors.includes(anchor)), []);
     assert.equal(new Set(anchors).size, anchors.length);
   });
 
   test('the pages name only existing variables, options, commands and scripts', () => {
     // Those of the backend, the tests, the shell, another gateway, and a reader of the backend's WebSocket.
-    const others = ['MODE', 'SEED', 'ONLY', 'SECTION', 'SEND', 'API__TOKENS', 'API__URL', 'AUTO_RECEIVE'];
+    const others = ['MODE', 'TEST_SEED', 'TEST_GATEWAY_FILE', 'SEND', 'API__TOKENS', 'API__URL', 'AUTO_RECEIVE'];
     others.push('SIGNAL_API_URL', 'SIGNAL_ACCOUNT', 'NODE_OPTIONS');
     const known = new Set([...SETTING_ROWS.map(([, env]) => env), 'API_TOKENS_FILE', 'GATEWAY_CONFIG', ...others]);
     const used = [...blocks('sh|yaml|ini'), ...groupsOf(ALL_PAGES, /`([^`\n]+)`/g)]
@@ -213,7 +206,7 @@ suite('pages', SIDE_BY_SIDE, () => {
   });
 
   test('every example that starts Node for good limits its young generation, as the benchmark measures it', () => {
-    const [, option] = /^const YOUNG = '(.*)';$/m.exec(read('gateway.bench.ts'))!;
+    const [, option] = /^const YOUNG = '(.*)';$/m.exec(read('bench/run.ts'))!;
     const dockerfile = read('Dockerfile');
     const starts = groupsOf(
       ALL_PAGES + dockerfile,

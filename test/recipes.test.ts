@@ -10,11 +10,11 @@ import { assert, groupsOf, problemsOf, requests, until } from './assertions.ts';
 import { gotJson } from './backend.ts';
 import { type Address, type Ask, ask, raw, rawRequest } from './client.ts';
 import { tokens } from './configs.ts';
-import { blocks, COOKBOOK, fileWith, folder, PAGES } from './files.ts';
+import { blocks, COOKBOOK, fileWith, fixture, folder, PAGES } from './files.ts';
 import { loadSettings } from './gateway.ts';
 import { SIDE_BY_SIDE, test } from './guard.ts';
 import { render } from './hooks.ts';
-import { literal, unescaped } from './rows.ts';
+import { unescaped } from './rows.ts';
 import {
   AS_MULTIPART,
   BEARER,
@@ -40,41 +40,7 @@ const PAYLOAD_AS: Record<string, (json: string) => [type: string, body: string]>
 /**
  * Recipes: the heading, the form and the encodings, then each payload with the text that must arrive at the backend.
  */
-const RECIPES = literal`
-  ### Grafana | bearer | json
-  {"receiver":"phone","status":"firing","orgId":1,"title":"[FIRING:1, RESOLVED:1]","state":"alerting","message":"**Firing**\n\n - alertname = High memory\n","alerts":[{"status":"firing","labels":{"alertname":"High memory","instance":"pi-1"},"annotations":{"summary":"98 % in use"}},{"status":"resolved","labels":{"alertname":"HostDown"},"annotations":{"description":"pi-2 is back"}},{"status":"firing","labels":{"alertname":"Odd"},"annotations":{}}]} → [FIRING:1, RESOLVED:1]\n\nfiring: High memory on pi-1\n98 % in use\n\nresolved: HostDown\npi-2 is back\n\nfiring: Odd
-  ### Grafana, with its own text | bearer | json
-  {"status":"firing","orgId":1,"title":"[FIRING:1] High memory","state":"alerting","message":"**Firing**\n\n - alertname = High memory\n","alerts":[{"status":"firing","labels":{"alertname":"High memory"}}]} → **Firing**\n\n - alertname = High memory\n
-  ### Alertmanager | bearer | json
-  {"receiver":"sms","status":"firing","truncatedAlerts":0,"commonAnnotations":{"summary":"A probe failed"},"alerts":[{"status":"firing","labels":{"alertname":"ProbeFailure"},"annotations":{"description":"It did not answer","summary":"BlackBox Probe Failure"}}]} → Alerts for sms\nfiring: ProbeFailure\nBlackBox Probe Failure
-  {"receiver":"sms","status":"firing","truncatedAlerts":4,"alerts":[{"status":"firing","labels":{"alertname":"DiskFull","instance":"pi-1"},"annotations":{"summary":"3% left on <sda> & \"sdb\""}},{"status":"resolved","labels":{"alertname":"HostDown"},"annotations":{"description":"pi-2 is back"}},{"status":"firing","labels":{"alertname":"Odd"},"annotations":{}}]} → Alerts for sms\nfiring: DiskFull on pi-1\n3% left on <sda> & "sdb"\nresolved: HostDown\npi-2 is back\nfiring: Odd\nand 4 more
-  ### Uptime Kuma | bearer | json multipart
-  {"heartbeat":{"monitorID":1,"status":0,"msg":"timeout"},"monitor":{"id":1,"name":"web"},"msg":"[web] [🔴 Down] timeout"} → [web] [🔴 Down] timeout
-  ### Sonarr | basic | json
-  {"eventType":"Test","instanceName":"Sonarr","series":{"id":1,"title":"Test Title"},"episodes":[{"episodeNumber":1,"seasonNumber":1,"title":"Test title"}]} → Sonarr: Test: Test Title\nS1E1 Test title
-  {"eventType":"Grab","instanceName":"Sonarr","series":{"title":"A Series"},"episodes":[{"episodeNumber":14,"seasonNumber":2,"title":"First"},{"episodeNumber":15,"seasonNumber":2,"title":"Second"}],"release":{"quality":"WEBDL-1080p"}} → Sonarr: Grab: A Series\nS2E14 First\nS2E15 Second
-  {"eventType":"Health","instanceName":"Sonarr","level":"warning","message":"No indexer is available"} → Sonarr: Health\nNo indexer is available
-  ### Radarr | basic | json
-  {"eventType":"Test","instanceName":"Radarr","movie":{"title":"Test Title","year":1970},"remoteMovie":{"title":"Test title","year":1970},"release":{"quality":"Test Quality","releaseTitle":"Test Title"}} → Radarr: Test: Test Title (1970)\nTest Title
-  {"eventType":"Download","instanceName":"Radarr","movie":{"title":"A Film","year":2003},"movieFile":{"relativePath":"A Film (2003).mkv"}} → Radarr: Download: A Film (2003)
-  ### GitHub | query | json form
-  {"zen":"Keep it logically awesome.","hook":{},"repository":{},"sender":{"login":"octocat"}} → Keep it logically awesome.
-  {"action":"opened","number":2,"pull_request":{"title":"Less is more","html_url":"https://github.com/o/r/pull/2"},"repository":{"full_name":"o/r"},"sender":{"login":"octocat"}} → o/r\npull request 2 opened by octocat: Less is more\nhttps://github.com/o/r/pull/2
-  {"action":"closed","issue":{"number":7,"title":"It is broken","html_url":"https://github.com/o/r/issues/7"},"repository":{"full_name":"o/r"},"sender":{"login":"octocat"}} → o/r\nissue 7 closed by octocat: It is broken\nhttps://github.com/o/r/issues/7
-  {"ref":"refs/heads/old","deleted":true,"pusher":{"name":"octocat"},"head_commit":null,"commits":[],"repository":{"full_name":"o/r"},"sender":{"login":"octocat"}} → o/r\noctocat deleted refs/heads/old
-  {"ref":"refs/heads/main","deleted":false,"pusher":{"name":"octocat"},"head_commit":{"message":"Fix it","url":"https://github.com/o/r/commit/1"},"commits":[],"repository":{"full_name":"o/r"},"sender":{"login":"octocat"}} → o/r\noctocat pushed to refs/heads/main: Fix it\nhttps://github.com/o/r/commit/1
-  ### Gitea, Forgejo | bearer | json form
-  {"ref":"refs/heads/main","commits":[{"message":"Fix it"},{"message":"And that"}],"repository":{"full_name":"o/r"},"pusher":{"login":"ada"},"sender":{"login":"ada"}} → o/r\nada pushed to refs/heads/main\nFix it\nAnd that
-  {"action":"published","release":{"tag_name":"v1","html_url":"https://git.example.org/o/r/releases/tag/v1"},"repository":{"full_name":"o/r"},"sender":{"login":"ada"}} → o/r\nrelease v1 published by ada\nhttps://git.example.org/o/r/releases/tag/v1
-  {"action":"opened","number":2,"pull_request":{"number":2,"title":"Less is more","html_url":"https://git.example.org/o/r/pulls/2"},"repository":{"full_name":"o/r"},"sender":{"login":"ada"}} → o/r\npull request 2 opened by ada: Less is more\nhttps://git.example.org/o/r/pulls/2
-  {"action":"opened","number":7,"issue":{"number":7,"title":"It is broken","html_url":"https://git.example.org/o/r/issues/7"},"repository":{"full_name":"o/r"},"sender":{"login":"ada"}} → o/r\nissue 7 opened by ada: It is broken\nhttps://git.example.org/o/r/issues/7
-  ### Apprise, as JSON | basic | json
-  {"version":"1.0","title":"","message":"hello","attachments":[],"type":"info"} → hello
-  {"version":"1.0","title":"Backup","message":"It is done.","attachments":[],"type":"success"} → Backup\nIt is done.
-  ### Seerr, Overseerr, Jellyseerr | bearer | json
-  {"notification_type":"MEDIA_PENDING","event":"New Movie Request","subject":"A Film (2003)","message":"Fish get lost.","request":{"requestedBy_username":"ada"},"comment":null} → New Movie Request: A Film (2003)\nFish get lost.\nRequested by ada
-  {"notification_type":"ISSUE_COMMENT","event":"New Comment on Video Issue","subject":"A Film (2003)","message":"It is dark.","request":null,"comment":{"comment_message":"Better now?","commentedBy_username":"bob"}} → New Comment on Video Issue: A Film (2003)\nbob: Better now?
-  {"notification_type":"TEST_NOTIFICATION","event":"","subject":"Test Notification","message":"Are we coming in clear?","request":null,"comment":null} → TEST_NOTIFICATION: Test Notification\nAre we coming in clear?`
+const RECIPES = fixture('webhooks.txt')
   .split('### ').slice(1).map((recipe) => {
     const [head = '', ...posts] = recipe.trim().split(/\n\s*/);
     const [heading = '', form = '', encodings = ''] = head.split(' | ');

@@ -8,7 +8,7 @@ import { assert, closed, requests, until } from './assertions.ts';
 import { ANY_ROUTE, barred, serve, startBackend, startRawBackend } from './backend.ts';
 import { ask, open, raw, rawRequest } from './client.ts';
 import { ALL_FORMS, CONFINED, tokens } from './configs.ts';
-import { type Change, changedSource } from './files.ts';
+import { type Change, changedSource, fixture } from './files.ts';
 import { SIDE_BY_SIDE, test } from './guard.ts';
 import { beginLarge, LARGE, send, settled, statusFor } from './held.ts';
 import { checkRows, parseRow, sendRow, unescaped } from './rows.ts';
@@ -169,27 +169,7 @@ suite('relay', SIDE_BY_SIDE, () => {
    * Responses that no correct backend sends. Clients used to get their garbage, a 500, or nothing at all. A row that
    * the gateway refuses, and not node:http, is named after the reason in the log.
    */
-  const LIES = String.raw`
-  a length beside chunked: 201 Created | Content-Length: 2 | Transfer-Encoding: chunked | | 5 | hello | 0 | |
-  chunked beside a length: 201 Created | Transfer-Encoding: chunked | Content-Length: 5 | | 5 | hello | 0 | |
-  two lengths: 201 Created | Content-Length: 2 | Content-Length: 5 | | hello
-  a length that is no number: 201 Created | Content-Length: 5x | | hello
-  bad_length: 204 No Content | Content-Length: 5 | | hello
-  bad_length: 205 Reset Content | Content-Length: 5 | | hello
-  a header name with a space: 201 Created | Bad Name: x | Content-Length: 2 | | {}
-  a header name that is none: 201 Created | B(ad): x | Content-Length: 2 | | {}
-  a header value with a control character: 201 Created | X: a\x01b | Content-Length: 2 | | {}
-  a reason with a control character: 201 Cre\x01ated | Content-Length: 2 | | {}
-  a status of four digits, alone: 2000 OK | |
-  a status of four digits: 2011 Created | Content-Length: 2 | | {}
-  a status below 100: 099 Low | Content-Length: 2 | | {}
-  compressed: 200 OK | Content-Encoding: gzip | Content-Length: 25 | | \x1f\x8b\x08\x00\x00\x00\x00\x00\x04\x03\x01\x02\x00\xfd\xff{}\x43\xbf\xa6\xa3\x02\x00\x00\x00
-  compressed: 200 OK | Content-Encoding: gzip | Content-Length: 7 | | rubbish
-  unasked_upgrade: 101 Switching Protocols | Connection: Upgrade | Upgrade: websocket | |
-  redirect: 301 | Location: /v2/send | Content-Length: 0 | |
-  redirect: 303 | Location: /v2/send | Content-Length: 0 | |
-  redirect: 308 | Location: /v2/send | Content-Length: 0 | |
-  no HTTP: rubbish | |`;
+  const LIES = fixture('broken-responses.txt');
 
   test('a redirect, a compressed body or a broken response of the backend is 502 with its reason in the log, without a retry, and the next response is unaffected', async (t) => {
     let lie: Buffer | undefined;

@@ -5,11 +5,12 @@ import { assert, assertDenied, closed, logLines, requests, until } from './asser
 import { startBackend } from './backend.ts';
 import { ask, open, statusesOf } from './client.ts';
 import { tokens } from './configs.ts';
+import { fixture } from './files.ts';
 import { parseTarget } from './gateway.ts';
 import { SIDE_BY_SIDE, test } from './guard.ts';
 import { LARGE } from './held.ts';
-import { literal, parseRow, sendRow, table } from './rows.ts';
-import { ASKED, BEARER, DASHBOARD, FROM, GROUP, HELLO, MESSAGE, MIB, post, SECRET } from './samples.ts';
+import { parseRow, sendRow, table } from './rows.ts';
+import { ASKED, BEARER, DASHBOARD, HELLO, MESSAGE, MIB, post, SECRET } from './samples.ts';
 import { startBoth, startGateway } from './start.ts';
 
 suite('requests', SIDE_BY_SIDE, () => {
@@ -57,17 +58,7 @@ suite('requests', SIDE_BY_SIDE, () => {
     assert.deepEqual(backend.seen.map((seen) => seen.headers['x-request-id']), ids.slice(0, 3));
   });
 
-  const REFUSED_TARGETS = literal`
-  http://evil.example/v1/about HTTP://evil.example/v1/about * v1/about /v1/about#fragment /v1\about \v1\about /\evil/x
-  /v2/../v1/about /v2/./send /v1/about/.. /v2/%2e%2e/v1/about /v2/%2E%2e/v1/about /v2/.%2e/v1/about
-  /v2/send/..\..\v1\about /v1%2fabout /v1%2Fabout /v1%5cabout /v1/%2561bout /v1/receive/%252B15550100001
-  /v1/about%00 /v1/about%0a /v1/about%0D%0A /v1/about%7f /v1/about%1F /v1/about%C2%85
-  /v1/about% /v1/about%z /v1/about%zz /v1/about%c3 /v1/about%ff
-  /v1/about?x=% /v1/about?x=%zz /v1/about?x=%ff /v1/about?x=%00 /v1/about?%0ax=1
-  /v1/receive/--help /v1/receive/-a /v1/receive/%2Dx /-v1/about /v1/-x/y /v1/groups/${FROM}/-x
-  /v1/attachments/-rf/x /v1/attachments/%2d%2dhelp/x /v1/attachments/%2e%2e%2fetc /v1/attachments/a%2ejpg /v1/attachments/a%2Ejpg
-  /v1/receive/15550100001 /v1/receive/+1555 /v1/receive/+1555010000112345 /v1/receive/+1555a
-  /v1/receive/+15550100001%20 /v1/receive/%20+15550100001 /v1/receive/++15550100001 /v1/receive/+1%D9%A15550100001`;
+  const REFUSED_TARGETS = fixture('targets-refused.txt');
 
   table('a target that programs read differently is 400 even with a valid token, and the backend sees nothing', {
     allow: ['messaging', 'info', '* /v1/attachments/*', '* /*'],
@@ -81,26 +72,7 @@ suite('requests', SIDE_BY_SIDE, () => {
   ]);
 
   /** Targets that pass, and what the backend receives for each. One in 64 attachment ids starts with "-". */
-  const PASSED_TARGETS = literal`
-  /v1/about                                 /v1/about
-  //v1/about                                /v1/about
-  /v1/about/                                /v1/about
-  /v1//about//                              /v1/about
-  /%76%31/%61bout                           /v1/about
-  /v1/about?                                /v1/about
-  /v1/about?a=1&&b=%20+%2B&c                /v1/about?a=1&b=%20+%2B&c
-  /v1/about?a="<'>"                         /v1/about?a=%22%3C%27%3E%22
-  /v1/about?next=http://evil/../%2e%2e/%2525 /v1/about?next=http://evil/../%2e%2e/%2525
-  /v1/about?@auth=x&%40auths=y              /v1/about?%40auths=y
-  /v1/receive/+15550100001?timeout=1        /v1/receive/+15550100001?timeout=1
-  /v1/receive/%2B15550100001                /v1/receive/+15550100001
-  /v1/groups/${FROM}/${GROUP.replace('=', '%3D')} /v1/groups/${FROM}/${GROUP}
-  /v1/attachments/-rf                       /v1/attachments/-rf
-  /v1/attachments/--help                    /v1/attachments/--help
-  /v1/attachments/a%3Fb%23c%20d;e           /v1/attachments/a%3Fb%23c%20d;e
-  /v1/attachments/%C3%BCber                 /v1/attachments/%C3%BCber
-  /v1/attachments/!$&'()*+,;=:@~-._         /v1/attachments/!$&'()*+,;=:@~-._
-  /v1/attachments/[x]^${'`'}{|}              /v1/attachments/%5Bx%5D%5E%60%7B%7C%7D`
+  const PASSED_TARGETS = fixture('targets-passed.txt')
     .trim().split('\n').map((line) => line.trim().split(/\s+/) as [target: string, sent: string]);
 
   table('the backend gets, byte for byte, what was checked', { allow: ['info', 'messaging'] })`

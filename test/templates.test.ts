@@ -1,5 +1,6 @@
 import { suite } from 'node:test';
 import { assert } from './assertions.ts';
+import { fixture } from './files.ts';
 import { Template } from './gateway.ts';
 import { SIDE_BY_SIDE, test } from './guard.ts';
 import { LIMIT, render } from './hooks.ts';
@@ -11,62 +12,7 @@ import { MIB } from './samples.ts';
  * own words: what it shows, a template, the text, and the data. A * stands for each way to insert (nothing, "&", a
  * third brace), and ~ for each section that is shown (# with true, ^ with false). There is no HTML escaping here.
  */
-const MUSTACHE = literal`
-  no interpolation and basic interpolation ¦ The {disk} {{name}} is full}.\n ¦ The {disk} sda is full}.\n ¦ {"name":"sda"}
-  HTML is not escaped ¦ {{*x}} ¦ & " < > ' \u0060 = ¦ {"x":"& \" < > ' \u0060 ="}
-  integer, decimal, null and missing ¦ {{*n}}|{{*d}}|{{*z}}|{{*m}} ¦ 42|2.5|| ¦ {"n":42,"d":2.50,"z":null}
-  standalone interpolation ¦   {{*n}}\n ¦   --\n ¦ {"n":"--"}
-  surrounding white space and padding ¦ | {{*n}} |{{* n }}| ¦ | -- |--| ¦ {"n":"--"}
-  dotted names ¦ {{*a.n}} = {{#a}}{{*n}}{{/a}} ¦ pi = pi ¦ {"a":{"n":"pi"}}
-  implicit iterator, text ¦ <{{*.}}> ¦ <text> ¦ "text"
-  implicit iterator, integer ¦ <{{*.}}> ¦ <85> ¦ 85
-  dotted names: arbitrary depth ¦ {{a.b.c.d.e.f}} ¦ deep ¦ {"a":{"b":{"c":{"d":{"e":{"f":"deep"}}}}}}
-  dotted names: broken chains ¦ [{{a.x.y}}][{{a.b.c}}][{{a.b.c.name}}] ¦ [][][] ¦ {"a":{"b":{}},"c":{"name":"other"}}
-  dotted names: initial resolution ¦ {{#a}}{{b.c.n}}{{/a}} ¦ in ¦ {"a":{"b":{"c":{"n":"in"}}},"b":{"c":{"n":"out"}}}
-  dotted names: context precedence ¦ [{{#a}}{{b.c}}{{/a}}] ¦ [] ¦ {"a":{"b":{}},"b":{"c":"outer"}}
-  dotted names: leading dot ¦ [{{#a}}{{.n}}{{/a}}][{{#b}}{{.n}}{{/b}}] ¦ [][own] ¦ {"a":{"x":1},"b":{"n":"own"},"n":"up"}
-  dotted names are never single keys, and mask none ¦ [{{a.b}}][{{c.d}}] ¦ [][d] ¦ {"a.b":"c","c.d":"c","c":{"d":"d"}}
-  list indices ¦ {{a.0}}{{a.1.b}}[{{a.2}}] ¦ xy[] ¦ {"a":["x",{"b":"y"}]}
-  section: truthy ¦ <{{#t}}1{{/t}}{{#s}}2{{/s}}{{#o.t}}3{{/o.t}}{{#o}}4{{/o}}> ¦ <1234> ¦ {"t":true,"s":"abc","o":{"t":true}}
-  section: falsey ¦ <{{#f}}1{{/f}}{{#n}}2{{/n}}{{#o.f}}3{{/o.f}}{{#l}}4{{/l}}> ¦ <> ¦ {"f":false,"n":null,"o":{"f":false},"l":[]}
-  section: zero, the empty text and what is missing ¦ <{{#a}}1{{/a}}{{#b}}2{{/b}}{{#c}}3{{/c}}{{#a.b.c}}4{{/a.b.c}}> ¦ <> ¦ {"a":0,"b":""}
-  inverted: truthy ¦ <{{^t}}1{{/t}}{{^s}}2{{/s}}{{^o.t}}3{{/o.t}}{{^o}}4{{/o}}{{^l}}5{{/l}}> ¦ <> ¦ {"t":true,"s":"yes","o":{"t":true},"l":[{}]}
-  inverted: falsey ¦ <{{^f}}1{{/f}}{{^n}}2{{/n}}{{^o.f}}3{{/o.f}}{{^l}}4{{/l}}> ¦ <1234> ¦ {"f":false,"n":null,"o":{"f":false},"l":[]}
-  inverted: what is missing ¦ <{{^c}}1{{/c}}{{^a.b.c}}2{{/a.b.c}}> ¦ <12> ¦ {"a":{}}
-  section: context and parent contexts ¦ {{#in}}{{a}} {{b}} {{c.d}}{{/in}} ¦ 1 2 3 ¦ {"a":1,"b":"no","in":{"b":2},"c":{"d":3}}
-  section: variable test ¦ {{#x}}{{.}} is {{x}}{{/x}} ¦ this is this ¦ {"x":"this"}
-  section: list contexts ¦ {{#as}}{{#bs}}{{n.low}}{{m}}.{{#cs}}{{n.up}}{{m}}{{l}}.{{/cs}}{{/bs}}{{/as}} ¦ k7.K7p.K7q. ¦ {"as":[{"n":{"up":"K","low":"k"},"bs":[{"m":"7","cs":[{"l":"p"},{"l":"q"}]}]}]}
-  section: deeply nested contexts ¦ {{#a}}\n{{one}}\n{{#b}}\n{{one}}{{two}}\n{{#c}}\n{{three}}\n{{#d}}\n{{two}}{{four}}\n{{#five}}\n{{four}}{{.}}{{five}}{{one}}\n{{/five}}\n{{/d}}\n{{/c}}\n{{two}}\n{{/b}}\n{{/a}}\n ¦ 1\n12\n3\n24\n4551\n2\n ¦ {"a":{"one":1},"b":{"two":2},"c":{"three":3,"d":{"four":4,"five":5}}}
-  section: list ¦ <{{#list}}{{n}}{{/list}}> ¦ <123> ¦ {"list":[{"n":1},{"n":2},{"n":3}]}
-  section: doubled ¦ {{#on}}\na\n{{/on}}\n{{two}}\n{{#on}}\nc\n{{/on}}\n ¦ a\nb\nc\n ¦ {"on":true,"two":"b"}
-  inverted: doubled ¦ {{^on}}\na\n{{/on}}\n{{two}}\n{{^on}}\nc\n{{/on}}\n ¦ a\nb\nc\n ¦ {"on":false,"two":"b"}
-  section: nested, shown ¦ | A {{~on}}B {{~on}}C{{/on}} D{{/on}} E | ¦ | A B C D E | ¦ {"on":~}
-  section: nested, not shown ¦ | A {{~on}}B {{~on}}C{{/on}} D{{/on}} E | ¦ | A  E | ¦ {"on":!~}
-  implicit iterator: texts, integers and decimals ¦ {{#list}}({{.}}){{/list}} ¦ (a)(1)(2.2) ¦ {"list":["a",1,2.20]}
-  implicit iterator: lists ¦ {{#list}}({{#.}}{{.}}{{/.}}){{/list}} ¦ (12)(x) ¦ {"list":[[1,2],["x"]]}
-  implicit iterator: root level ¦ {{#.}}({{n}}){{/.}} ¦ (a)(b) ¦ [{"n":"a"},{"n":"b"}]
-  surrounding white space ¦  | {{~on}}\t|\t{{/on}} | \n ¦  | \t|\t | \n ¦ {"on":~}
-  internal white space ¦  | {{~on}} {{! a remark }}\n {{/on}} | \n ¦  |  \n  | \n ¦ {"on":~}
-  indented inline sections ¦  {{~on}}A{{/on}}\n {{~on}}B{{/on}}\n ¦  A\n B\n ¦ {"on":~}
-  standalone lines ¦ | One\n{{~on}}\n|\n{{/on}}\n| Two\n ¦ | One\n|\n| Two\n ¦ {"on":~}
-  indented standalone lines ¦ | One\n  {{~on}}\n|\n\t{{/on}} \n2\n ¦ | One\n|\n2\n ¦ {"on":~}
-  standalone line endings ¦ |\r\n{{~on}}\r\n{{/on}}\r\n| ¦ |\r\n| ¦ {"on":~}
-  standalone without previous line ¦   {{~on}}\n#{{/on}}\n/ ¦ #\n/ ¦ {"on":~}
-  standalone without newline ¦ #{{~on}}\n/\n  {{/on}} ¦ #\n/\n ¦ {"on":~}
-  padding ¦ |{{~ on }}={{/\ton\n}}| ¦ |=| ¦ {"on":~}
-  a tab after a standalone tag ¦ |\n{{~on}}\t\n|\n{{/on}}\t\n| ¦ |\n|\n| ¦ {"on":~}
-  comment: inline, indented and multiline ¦ a{{! a remark! }}b\n  one {{! two }}\nthree{{!\n  a remark\n  of two lines\n}}c\n ¦ ab\n  one \nthreec\n ¦ {}
-  comment: standalone ¦ One.\n{{! a remark }}\nTwo.\n  {{! a remark }}\nThree.\n ¦ One.\nTwo.\nThree.\n ¦ {}
-  comment: standalone line endings ¦ |\r\n{{! a remark }}\r\n| ¦ |\r\n| ¦ {}
-  comment: standalone without previous line ¦   {{! a remark }}\n! ¦ ! ¦ {}
-  comment: standalone without newline ¦ !\n  {{! a remark }} ¦ !\n ¦ {}
-  comment: multiline standalone ¦ One.\n{{!\nof several lines\n}}\nTwo.\n  {{!\n    of several lines\n  }}\nThree.\n ¦ One.\nTwo.\nThree.\n ¦ {}
-  comment: variable name collision ¦ <{{! a }}|{{!a }}|{{!a}}> ¦ <||> ¦ {"! a":1,"!a":2,"a":3}
-  an object inserts its JSON, true and false their names ¦ {{a}} {{#b}}{{.}} {{/b}}{{c}} ¦ {"x":[null,"ü"]} {"y":2} [] true false ¦ {"a":{"x":[null,"ü"]},"b":[{"y":2},[],true],"c":false}
-  what is inserted is no template ¦ {{a}} {{#b}}{{.}}{{/b}} ¦ {{#b}}x{{/b}} {{a}} ¦ {"a":"{{#b}}x{{/b}}","b":"{{a}}"}
-  what JavaScript adds to its values has no name ¦ [{{constructor}}{{__proto__}}{{a.length}}{{b.length}}{{b.0.1}}{{toString}}{{a.constructor.name}}{{#hasOwnProperty}}x{{/hasOwnProperty}}] ¦ [] ¦ {"a":[1,2],"b":["text"]}
-  and data that has such names is data ¦ {{__proto__}}{{#constructor}}{{prototype}}{{/constructor}}{{length}}{{a.length}} ¦ ab65 ¦ {"__proto__":"a","constructor":{"prototype":"b"},"length":6,"a":{"length":5}}
-  unusual names ¦ {{a-b}}{{@c}}{{:e}}{{ü.é}}{{a/b}} ¦ 12345 ¦ {"a-b":1,"@c":2,":e":3,"ü":{"é":4},"a/b":5}`;
+const MUSTACHE = fixture('mustache.txt');
 
 suite('templates', SIDE_BY_SIDE, () => {
   test('a template inserts, repeats and omits as the Mustache specification requires', () => {
