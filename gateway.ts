@@ -237,9 +237,9 @@ interface TokenConfig {
 
 /** Options for tests and for programs that embed the gateway. */
 interface GatewayOptions {
-  /** The clock, in milliseconds since the epoch. @default Date.now */
+  /** The clock, in milliseconds since the epoch. Where it throws, the machine's counts. @default Date.now */
   now?: () => number;
-  /** Receives each log line, without its line feed. @default standard output */
+  /** Receives each log line, without its line feed. A line for which it throws is lost. @default standard output */
   log?: (line: string) => void;
   /** How long a client may take for a request's headers, and for a TLS handshake. @default 10_000 */
   headersTimeoutMs?: number;
@@ -250,8 +250,8 @@ interface GatewayOptions {
    */
   stallTimeoutMs?: number;
   /**
-   * How long a request may hold a slot before the slot is lent to another. A request whose client has disconnected is
-   * then ended.
+   * How long the backend may take to answer before a warning is logged and another request gets a slot in addition. A
+   * request whose client has disconnected is then ended.
    * @default 30_000
    */
   slotTimeoutMs?: number;
@@ -547,8 +547,8 @@ const RENDER_LIMIT_STEPS = 3_000_000;
 const CONNECT_TIMEOUT_MS = 10_000;
 
 /**
- * How long a request may hold a slot before the slot is lent to another. A request whose client has disconnected is
- * then ended. Also an option of `createGateway`.
+ * How long the backend may take to answer before a warning is logged and another request gets a slot in addition. A
+ * request whose client has disconnected is then ended. Also an option of `createGateway`.
  */
 const SLOT_TIMEOUT_MS = 30_000;
 
@@ -587,10 +587,8 @@ const TUNNEL_SWEEP_MS = 30_000;
 /** How long a WebSocket, or a connection to the backend, may be silent before TCP probes its peer. */
 const SILENCE_MS = 30_000;
 
-/** How long before its own certificate expires the gateway warns. */
+/** How long before its own certificate expires the gateway warns, at start and on reload. */
 const RENEWAL_MS = 14 * 86_400_000;
-/** How often it checks. */
-const DAY_MS = 86_400_000;
 
 /** How long a browser may remember a preflight. The requests that follow are still checked. */
 const PREFLIGHT_MS = 60_000;
@@ -1004,7 +1002,6 @@ function createGateway(config: GatewayConfig, options: GatewayOptions = {}): Gat
  */
 function makeCore(settings: AtStart, rules: Rules, options: GatewayOptions) {
   const {
-    now = Date.now,
     headersTimeoutMs = HEADERS_TIMEOUT_MS,
     stallTimeoutMs = STALL_TIMEOUT_MS,
     slotTimeoutMs = SLOT_TIMEOUT_MS,
@@ -1012,6 +1009,7 @@ function makeCore(settings: AtStart, rules: Rules, options: GatewayOptions) {
     lingerMs = Math.min(LINGER_MS, stallTimeoutMs / 4),
   } = options;
   const metrics = new Metrics();
+  const now = makeClock(options.now);
   const core = {
     server: createServer(settings, headersTimeoutMs),
     atStart: settings,
@@ -1145,7 +1143,7 @@ function failEvent(core: Core, error: unknown, event: unknown[]) {
     const socket = each instanceof IncomingMessage ? each.socket : each;
     if (socket instanceof Socket) socket.destroy();
   }
-  logInternalError(core, error); // last, because the log or the clock of an embedding program may throw
+  logInternalError(core, error);
 }
 
 /**
@@ -1187,8 +1185,8 @@ function responseOn(socket: Socket, req: IncomingMessage) {
 /**
  * A client's connection, with all state that outlives one of its requests.
  *
- * Only `decideKeepAlive` decides whether the connection is kept, when the head of a response is written. Once it is
- * `closing`, it remains so, and no further request of the connection is acted on (RFC 9112 9.6).
+ * Only `isLastResponse` decides whether the connection is kept, when the head of a response is written. Once it
+ * `isClosing`, it remains so, and no further request of the connection is acted on (RFC 9112 9.6).
  */
 class Connection {
   /** The socket that speaks HTTP; with TLS it is undefined until the handshake is done. */
@@ -1197,33 +1195,8 @@ class Connection {
   token: string | undefined;
   /** The unfinished responses, in the order of their requests. */
   readonly due: ServerResponse[] = [];
-  /** Why the connection is not kept: the first reason, for the log. Only `beginClosing` writes it. */
-  closing: string | undefined;
-
-  /** From now on, no further request is acted on. */
-  beginClosing(reason: string) {
-    this.closing ??= reason;
-  }
-
-  /** Decides whether the connection is kept after a response whose head is about to be written. */
-  decideKeepAlive({ core, req, res, isMadeSend }: Exchange) {
-    const reasons = {
-      client: !res.shouldKeepAlive, // its `Connection` header, as node:http reads it
-      body_not_read: hasBody(req) && !req.complete,
-      // node:http closes the connection after an HTTP/1.0 response of unknown length.
-      http_1_0: req.httpVersion === '1.0',
-      // HTTP libraries retry a GET on a kept connection that broke, and this GET sends.
-      send_by_get: isMadeSend && req.method === 'GET',
-      // UNTIL Node keeps the bytes after a declined upgrade: it loses them, and parses the next piece of the body as a
-      // separate request (test "a request hidden in the body").
-      upgrade: req.headers.upgrade !== undefined || req.method === 'CONNECT',
-      // node:http hides the fields beyond the limit but obeys them, so it is uncertain where the request ends.
-      too_many_headers: isTooLong(req),
-      shutdown: core.draining,
-    };
-    for (const [reason, holds] of Object.entries(reasons)) if (holds) this.beginClosing(reason);
-    return !this.closing;
-  }
+  /** Only ever set to true. */
+  isClosing = false;
 }
 
 /** The connection of a socket that speaks HTTP. */
@@ -1274,7 +1247,7 @@ async function handleInTurn(core: Core, res: ServerResponse, isUpgrade: boolean)
     if (core.draining) core.server.closeIdleConnections();
   });
   if (previous) await once(previous, 'close');
-  if (socket.destroyed || connection.closing) return;
+  if (socket.destroyed || connection.isClosing) return;
   const exchange = new Exchange(core, connection, res);
   await handle(exchange, isUpgrade);
   await endResponse(exchange);
@@ -1301,56 +1274,71 @@ const UNPARSED = [
  * Responds to requests that the HTTP parser refuses, and to requests whose headers do not arrive in time. Further bytes
  * on the connection are discarded.
  */
-function respondUnparsed(core: Core, error: NodeJS.ErrnoException & { rawPacket?: Buffer }, socket: Socket) {
-  const { code: reason = '', rawPacket } = error;
+function respondUnparsed(core: Core, error: UnparsedError, socket: Socket) {
+  const { code: reason = '' } = error;
   const [, code, warning] = UNPARSED.find(([pattern]) => pattern.test(reason))!;
-  const connection = connectionOf(core, socket);
-  const [current] = connection.due; // the response that is due
   if (code === 'client_left') return void socket.destroy();
+  discardInput(socket);
+  if (!socket.writable && reason.startsWith('HPE_')) return; // closed, or an earlier error has its response
+  logUnparsed(core, error, socket, code, warning);
+
+  const connection = connectionOf(core, socket);
+  const wasClosing = connection.isClosing;
+  connection.isClosing = true;
+  if (!socket.writable) return; // nothing can be written: the connection has failed, or its TLS handshake
+  const problem = new Problem(code);
+  const [due] = connection.due; // the response that is due
+  if (!due) return respondWithoutRequest(core, socket, problem);
+  if (!due.headersSent) return refuseUnlessRelayed(core, connection, due, problem);
+  // A response that has begun is relayed to its end. If its head has promised to keep the connection, node:http does
+  // not close it.
+  if (!wasClosing) due.once('close', () => endSocket(core, socket));
+}
+
+/** The error of `clientError`. */
+type UnparsedError = NodeJS.ErrnoException & { rawPacket?: Buffer };
+
+/** Reads and discards what else arrives, and closes the connection when its client does. */
+function discardInput(socket: Socket) {
   // UNTIL Deno does not share the parser of a refused connection: Deno 2.9 reuses it for another connection, also after
   // a timeout, and feeds it the bytes and the end of this one (tests "garbage sent byte by byte" and "the end of a
   // refused connection"). Deno 2.9.6 also repeats the time-out of a request that another one precedes, each second, and
   // adds a listener for errors each time, hence its warning of 11 error listeners.
   socket.removeAllListeners('data').removeAllListeners('end').once('end', destroyThis).resume();
-  if (!socket.writable && reason.startsWith('HPE_')) return; // closed, or an earlier error has its response
-  const fields = { client: normalizeAddress(transportSocket(socket).remoteAddress), code, reason };
+}
+
+/** @param warning of UNPARSED; without one, the line is at debug level. */
+function logUnparsed(core: Core, error: UnparsedError, socket: Socket, code: ProblemCode, warning: string) {
+  const client = normalizeAddress(transportSocket(socket).remoteAddress);
+  const fields = { client, code, reason: error.code ?? '' };
   // A TLS handshake begins with 16 hexadecimal (RFC 8446 5.1).
-  const said = rawPacket?.[0] === 0x16 ? 'a client sent https to this plain http port' : warning;
-  if (said) warnRarely(core, said, fields);
+  const isTls = error.rawPacket?.[0] === 0x16;
+  const message = isTls ? 'a client sent https to this plain http port' : warning;
+  if (message) warnRarely(core, message, fields);
   else core.log('debug', 'client error', fields);
-  const wasKept = !connection.closing;
-  connection.beginClosing('not_parsed');
-  if (!socket.writable) return; // nothing can be written: the connection has failed, or its TLS handshake
-  const problem = new Problem(code);
-  if (current) return endDue(core, socket, problem, wasKept);
+}
+
+/** Responds where no response is due, so that node:http has no request to which the response could belong. */
+function respondWithoutRequest(core: Core, socket: Socket, problem: Problem) {
   const { headers, body } = problemResponse(problem, randomUUID());
   socket.write(responseHead(problem.status, Object.entries({ 'Connection': 'close', ...headers }).flat()));
   endSocket(core, socket, body);
 }
 
 /**
- * Decides what happens to a due response if the bytes after its request cannot be parsed. Later requests get no
- * response and are not acted on. The first row that applies to the request decides:
- *
- *   its response has begun    relayed to its end, and then the connection is closed
- *   the backend has it        relayed, whatever follows: the backend may act on it (no body of a send by GET is read)
- *   it is not complete        refused: the parser failed in its body
- *   a POST without a length   refused: node:http took its body for a second request, because it has neither
- *                             Content-Length nor chunked
- *   any other                 relayed: the parser failed in the bytes after it
- *
- * A response that has not begun will say "close".
- * @param wasKept whether one that has begun says otherwise, so that node:http would not close the connection.
+ * Decides what happens to a due response that has not begun, if the bytes after the head of its request cannot be
+ * parsed. It will say "close". Later requests get no response and are not acted on.
  */
-function endDue(core: Core, socket: Socket, problem: Problem, wasKept: boolean) {
-  const { due } = connectionOf(core, socket);
-  const res = due[0]!;
-  const { req, headersSent } = res;
+function refuseUnlessRelayed(core: Core, { due }: Connection, res: ServerResponse, problem: Problem) {
+  const { req } = res;
   const exchange = core.running.find((other) => other.res === res);
-  if (headersSent && wasKept) res.once('close', () => endSocket(core, socket));
-  if (headersSent || exchange?.stage === 'sent') return;
-  const isWithoutLength = req.method === 'POST' && !hasBody(req) && due.length === 1;
-  if (!req.complete || isWithoutLength) exchange?.end(problem);
+  // The backend has the request and may act on it, so its response is relayed. No body of a send by GET is read.
+  if (exchange?.stage === 'sent') return;
+  // The parser failed in the body.
+  if (!req.complete) return exchange?.end(problem);
+  // The parser took a body for a second request, because it has neither Content-Length nor chunked.
+  if (req.method === 'POST' && !hasBody(req) && due.length === 1) return exchange?.end(problem);
+  // Otherwise it failed in the bytes after the request, which is complete.
 }
 
 /**
@@ -1435,7 +1423,7 @@ function logRules({ rules, atStart, now, log }: Core, message: string, more: obj
 }
 
 /**
- * Opens the port, and starts the periodic checks.
+ * Opens the port, and starts the periodic check of open WebSockets.
  * @returns the URL. Rejects if the port is in use or the address is not one of this machine.
  */
 async function startListening(core: Core) {
@@ -1445,13 +1433,8 @@ async function startListening(core: Core) {
   const { address, port } = server.address() as AddressInfo;
   const scheme = tlsFiles(atStart) ? 'https' : 'http';
   const url = `${scheme}://${isIP(address) === 6 ? `[${address}]` : address}:${port}`;
-  const warnOfCertificate = () =>
-    certificateWarnings(core.rules, core.now()).forEach((warning) => core.log('warn', warning));
-  const timers = [
-    setInterval(closeStaleTunnels, TUNNEL_SWEEP_MS, core).unref(),
-    setInterval(warnOfCertificate, DAY_MS).unref(),
-  ];
-  server.once('close', () => timers.forEach(clearInterval));
+  const sweep = setInterval(closeStaleTunnels, TUNNEL_SWEEP_MS, core).unref();
+  server.once('close', () => clearInterval(sweep));
   logRules(core, 'listening', { listen: url });
   return url;
 }
@@ -1595,14 +1578,15 @@ class Exchange {
 
   /** Writes the head of the response. @param body if it is short. */
   respond(status: number, headers: OutgoingHttpHeaders | string[], body?: string, statusText?: string) {
-    this.res.shouldKeepAlive = this.connection.decideKeepAlive(this);
+    if (isLastResponse(this)) this.connection.isClosing = true;
+    this.res.shouldKeepAlive = !this.connection.isClosing;
     this.status = status;
     this.lastPart = body;
     if (body && this.req.method !== 'HEAD') this.bytesOut = Buffer.byteLength(body);
     // Never undefined: after a text that writeHead refused, the text of the next call would be the same.
     this.res.writeHead(status, statusText ?? http.STATUS_CODES[status], headers);
     // writeHead undoes this if the client still expects "100 Continue".
-    if (!this.res.shouldKeepAlive) this.connection.beginClosing('continue_awaited');
+    if (!this.res.shouldKeepAlive) this.connection.isClosing = true;
   }
 
   /**
@@ -1611,7 +1595,7 @@ class Exchange {
    * overdue.
    */
   leave() {
-    if (this.stage !== 'sent' || this.slot?.state !== 'acquired') return this.end(new Problem('client_left'));
+    if (this.stage !== 'sent' || !this.slot || this.slot.isOverdue) return this.end(new Problem('client_left'));
     this.hasLeft = true;
     this.heldBytes = 0;
   }
@@ -1669,6 +1653,24 @@ class Exchange {
     this.stage = 'waiting';
     return this.waitUntil(...wait);
   }
+}
+
+/** Whether the connection closes after a response whose head is about to be written. */
+function isLastResponse({ core, connection, req, res, isMadeSend }: Exchange) {
+  if (connection.isClosing || core.draining) return true;
+  // The client's `Connection` header, as node:http reads it.
+  if (!res.shouldKeepAlive) return true;
+  // The rest of the body is not read.
+  if (hasBody(req) && !req.complete) return true;
+  // node:http closes the connection after an HTTP/1.0 response of unknown length.
+  if (req.httpVersion === '1.0') return true;
+  // HTTP libraries retry a GET on a kept connection that broke, and this GET sends.
+  if (isMadeSend && req.method === 'GET') return true;
+  // UNTIL Node keeps the bytes after a declined upgrade: it loses them, and parses the next piece of the body as a
+  // separate request (test "a request hidden in the body").
+  if (req.headers.upgrade !== undefined || req.method === 'CONNECT') return true;
+  // node:http hides the fields beyond the limit but obeys them, so it is uncertain where the request ends.
+  return isTooLong(req);
 }
 
 /**
@@ -1800,7 +1802,7 @@ async function refuse(exchange: Exchange, thrown: unknown) {
   // Only in the log. For other problems of a response that has begun, the log keeps the status that the client got.
   if (problem.code === 'client_left') exchange.status = problem.status;
   if (problem !== error) logInternalError(core, error, requestId);
-  if (problem.code === 'bad_request') exchange.connection.beginClosing(problem.code);
+  if (problem.code === 'bad_request') exchange.connection.isClosing = true;
   if (res.headersSent) return void req.socket.destroy();
   const { headers, body } = problemResponse(problem, requestId, req);
   exchange.respond(problem.status, { ...headers, ...ownHeaders(exchange) }, body);
@@ -1829,8 +1831,6 @@ function logExchange(exchange: Exchange) {
     reason: origin ? 'origin_not_listed' : endedBy?.reason,
     hint: endedBy?.details.hint,
     origin,
-    // Why the connection is not kept.
-    closing: core.atStart['log.level'] === 'debug' ? exchange.connection.closing : undefined,
     bytesIn,
     bytesOut,
     ms: Math.round(performance.now() - exchange.beganMs),
@@ -1869,7 +1869,6 @@ function closeStaleTunnels(core: Core) {
   const { anonymous, tokens } = core.rules;
   for (const [exchange, close] of core.tunnels) {
     const token = anonymous ?? tokens.get(exchange.token!.digest);
-    // In a shutdown nothing is checked, because the clock of an embedding program may throw.
     if (core.draining) close('shutdown');
     else if (
       !token || (token !== anonymous && faultOfToken(token, exchange.credential!, core.now())) ||
@@ -2181,7 +2180,6 @@ function refusalOfBrowser({ anonymous, cors, trustedProxies }: Rules, { req, cre
     );
   }
   if (cors.has(headers.origin ?? '')) return undefined;
-  if (!anonymous && isOwnHandshake(headers)) return undefined;
   return isFromBrowser(req) ? new Problem('cross_site') : undefined;
 }
 
@@ -2203,16 +2201,6 @@ function refusalOfPlayer({ req, target }: Exchange) {
     'Only attachments and avatars can be requested with a Range header, as media players send.',
     'range',
   );
-}
-
-/**
- * Whether a program opens a WebSocket with the gateway's own address as the Origin, as Python's websocket-client does.
- * A page of http://gateway can open wss://gateway, whose Host is the same, but it cannot remove the browser's
- * User-Agent.
- */
-function isOwnHandshake({ upgrade, origin, host, ...others }: http.IncomingHttpHeaders) {
-  if (upgrade === undefined || !origin?.endsWith(`://${host}`)) return false;
-  return others['sec-fetch-site'] === undefined && !others['user-agent']?.startsWith('Mozilla/');
 }
 
 /**
@@ -2419,9 +2407,9 @@ signal_gateway_requests_waiting{for="slot"} ${
       count((each) => each.stage === 'waiting' && needsSlot(each) && !isAtGate(each))
     }
 signal_gateway_requests_waiting{for="backend"} ${count(isAtGate)}
-# HELP signal_gateway_slots_lent Slots lent to another request, because theirs has had no response for 30 s.
-# TYPE signal_gateway_slots_lent gauge
-signal_gateway_slots_lent ${count(({ slot }) => slot?.state === 'lent')}
+# HELP signal_gateway_slots_overdue Slots whose request has had no answer from the backend for 30 s.
+# TYPE signal_gateway_slots_overdue gauge
+signal_gateway_slots_overdue ${count(({ slot }) => slot?.isOverdue === true)}
 # HELP signal_gateway_backend_up Whether the backend can be connected to; at start 0 until it has answered.
 # TYPE signal_gateway_backend_up gauge
 signal_gateway_backend_up ${Number(!gate.isShut && !isAwaited)}
@@ -2431,7 +2419,7 @@ signal_gateway_connections ${connections.size}
 # HELP signal_gateway_last_sent_timestamp_seconds When the backend last accepted a message of the token.
 # TYPE signal_gateway_last_sent_timestamp_seconds gauge
 ${linesOf(this.#lastSent)}
-# HELP signal_gateway_log_lines_dropped_total Log lines that were dropped because nothing read them.
+# HELP signal_gateway_log_lines_dropped_total Log lines that were dropped because nothing took them.
 # TYPE signal_gateway_log_lines_dropped_total counter
 signal_gateway_log_lines_dropped_total ${this.droppedLines}
 # HELP signal_gateway_internal_errors_total Bugs of the gateway itself, logged as "internal error".
@@ -3976,8 +3964,18 @@ async function transmit(exchange: Exchange, outgoing: http.ClientRequest, conten
   const { core, rules, target, upstream } = exchange;
   let incoming = undefined as IncomingMessage | undefined;
   let watch: NodeJS.Timeout | undefined;
+  const onSent = () => {
+    exchange.stage = 'sent';
+    watch = setTimeout(() => {
+      if (target!.route?.group !== 'receive') warnOfSilence(exchange); // a poll lasts as long as its client asks
+      upstream.slots.expire(exchange);
+    }, core.slotTimeoutMs);
+  };
   const onHead = (message: IncomingMessage) => {
     incoming = message;
+    upstream.isAwaited = false;
+    // Here, because a request without a client counts too.
+    if (target!.route?.group === 'send') core.metrics.countSend(exchange, message.statusCode!);
     if (isLarge(content)) exchange.earlyResponse = new EarlyResponse();
     // The body is no longer needed, but the log has the outcome of the request.
     if (exchange.hasLeft) exchange.end(new Problem('client_left', `answered_${message.statusCode}`));
@@ -4005,14 +4003,10 @@ async function transmit(exchange: Exchange, outgoing: http.ClientRequest, conten
   outgoing.on('error', onFailure).on('close', onFailure);
   const timeoutMs = rules['backend.timeout'];
   try {
-    if (isLarge(content)) await writeUpload(exchange, outgoing, content);
+    if (isLarge(content)) await writeUpload(exchange, outgoing, content, onSent);
     else {
-      exchange.stage = 'sent';
+      onSent();
       outgoing.end(content);
-    }
-    // A slot has its own timer, and a poll lasts as long as its client asks.
-    if (!exchange.slot && target!.route?.group !== 'receive') {
-      watch = setTimeout(() => upstream.noteSilence(exchange), core.slotTimeoutMs);
     }
     const isHere = () => incoming !== undefined;
     // The handshake of a WebSocket may be ended while it waits, if its route needs no slot: such a route does not act.
@@ -4024,14 +4018,15 @@ async function transmit(exchange: Exchange, outgoing: http.ClientRequest, conten
     exchange.earlyResponse = undefined;
   } finally {
     clearTimeout(watch);
-    // Not in `onHead`, because the clock and the log may throw, and node:http would read no more of the response. Not
-    // after this block, because a request without a client counts too.
-    if (incoming) {
-      if (target!.route?.group === 'send') core.metrics.countSend(exchange, incoming.statusCode!);
-      upstream.noteAnswer(exchange);
-    }
   }
   return incoming!;
+}
+
+/** Warns that the backend hangs, which would leave no other line in the log before `backend.timeout`. */
+function warnOfSilence({ core, rules }: Exchange) {
+  const waiting = core.running.filter(({ stage }) => stage === 'sent').length;
+  const backend = rules['backend.url'].url.origin;
+  warnRarely(core, 'a request has had no answer from the backend for 30 s', { backend, waiting });
 }
 
 // UNTIL Deno reads a response after a failed write: a backend that responds early and closes with unread bytes loses
@@ -4039,13 +4034,19 @@ async function transmit(exchange: Exchange, outgoing: http.ClientRequest, conten
 /**
  * Writes a large body at the backend's pace. Its last byte waits for a slot. Time spent waiting for the client does not
  * count towards `backend.timeout`.
+ * @param onSent called just before the last byte is written.
  * @throws {Problem} busy if the backend would hold too many unfinished bytes of one token, and as `waitUntil`.
  */
-async function writeUpload(exchange: Exchange, outgoing: http.ClientRequest, upload: RequestBody) {
+async function writeUpload(
+  exchange: Exchange,
+  outgoing: http.ClientRequest,
+  upload: RequestBody,
+  onSent: () => void,
+) {
   const { rules } = exchange;
   const beforeEnd = async () => {
     await exchange.upstream.slots.acquire(exchange);
-    exchange.stage = 'sent';
+    onSent();
   };
   for await (const chunk of upload.chunks(beforeEnd)) {
     exchange.uploadBytes += chunk.length;
@@ -4074,14 +4075,16 @@ function lengthHeaders(method: string, content: Content) {
 function checkResponseHead({ statusCode: status = 0, headers }: IncomingMessage, isUpgrade: boolean) {
   const { 'content-length': length, 'content-encoding': encoding = 'identity', upgrade } = headers;
   const isBodiless = status === 204 || status === 205;
-  const faults = {
-    unasked_upgrade: status < 200 && !(isUpgrade && upgrade?.toLowerCase() === 'websocket'),
-    redirect: status >= 300 && status < 400 && status !== 304,
-    compressed: encoding.toLowerCase() !== 'identity', // none was asked for
-    bad_length: length !== undefined &&
-      (headers['transfer-encoding'] !== undefined || !/^[0-9]+$/.test(length) || (isBodiless && length !== '0')),
-  };
-  for (const [reason, isFault] of Object.entries(faults)) if (isFault) throw new Problem('bad_backend_answer', reason);
+  const fault = (reason: string) => new Problem('bad_backend_answer', reason);
+  const isAskedUpgrade = isUpgrade && upgrade?.toLowerCase() === 'websocket';
+  if (status < 200 && !isAskedUpgrade) throw fault('unasked_upgrade');
+  if (status >= 300 && status < 400 && status !== 304) throw fault('redirect');
+  if (encoding.toLowerCase() !== 'identity') throw fault('compressed'); // none was asked for
+  if (length !== undefined) {
+    const isNumber = /^[0-9]+$/.test(length);
+    const isContradicted = headers['transfer-encoding'] !== undefined || (isBodiless && length !== '0');
+    if (!isNumber || isContradicted) throw fault('bad_length');
+  }
   return isBodiless || status === 304 ? 0 : Number(length ?? Infinity);
 }
 
@@ -4147,53 +4150,12 @@ function collectSoon(chunk: Buffer) {
 //
 // A large body acquires its slot within `transmit`, before its last byte.
 
-/**
- * The gate and the slots of one `backend.url`, and whether it answers. One that hangs would leave no line in the log
- * before `backend.timeout`, so one line reports that it has been silent for `slotTimeoutMs`, and another that it
- * answers again. A request that needs no slot shows little about signal-cli, so its answer does not end the silence of
- * other requests.
- */
+/** The gate and the slots of one `backend.url`. */
 class Upstream {
   readonly gate = new Gate();
   readonly slots = new Slots();
   /** Whether `askBackend` waits for a first answer. */
   isAwaited = false;
-  /** When the backend last answered any request, by performance.now(). */
-  #answeredMs = -Infinity;
-  /** When it last answered a request that needs a slot. */
-  #actedMs = -Infinity;
-  /** While the backend is silent: which answer ends that, to any request or to one that needs a slot. */
-  #missing: 'any' | 'slot' | undefined;
-
-  /** Notes an answer to a request. */
-  noteAnswer(exchange: Exchange) {
-    this.isAwaited = false;
-    this.#answeredMs = performance.now();
-    if (needsSlot(exchange)) this.#actedMs = this.#answeredMs;
-    else if (this.#missing === 'slot') return;
-    if (this.#missing) this.#log(exchange, 'the backend answers again');
-    this.#missing = undefined;
-  }
-
-  /**
-   * Notes that a request has had no answer for `slotTimeoutMs`. The backend is silent if it has answered no other in
-   * that time. Otherwise a client that mixes slow requests with fast ones could repeat the two lines.
-   */
-  noteSilence(exchange: Exchange) {
-    if (exchange.stage !== 'sent' || exchange.endedBy) return;
-    const lastMs = needsSlot(exchange) ? this.#actedMs : this.#answeredMs;
-    const leftMs = lastMs + exchange.core.slotTimeoutMs - performance.now();
-    // A timer may be 1 ms early.
-    if (leftMs > 1) return void setTimeout(() => this.noteSilence(exchange), leftMs).unref();
-    if (!this.#missing) this.#log(exchange, 'the backend has not answered for 30 s');
-    if (needsSlot(exchange)) this.#missing = 'slot';
-    this.#missing ??= 'any';
-  }
-
-  #log({ core, rules }: Exchange, message: string) {
-    const waiting = core.running.filter(({ stage }) => stage === 'sent').length;
-    core.log('warn', message, { backend: rules['backend.url'].url.origin, waiting });
-  }
 }
 
 /** Whether a request needs a slot. */
@@ -4237,7 +4199,7 @@ class Gate {
     if (openings < this.openings) return;
     const isNew = !this.isShut;
     this.#failure = failure;
-    void this.#probe(core, rules); // first: without it the gate would remain shut if the log throws
+    void this.#probe(core, rules);
     if (isNew) this.#log(core, rules, 'the backend is unreachable: sends are waiting for it');
   }
 
@@ -4284,7 +4246,7 @@ class Gate {
         this.#failure = undefined;
         this.openings++;
         for (const exchange of this.#waiting.sort((a, b) => a.readyMs - b.readyMs)) exchange.wake();
-        this.#log(core, rules, 'the backend is reachable again', failure); // last, because it may throw
+        this.#log(core, rules, 'the backend is reachable again', failure);
       } catch (error) {
         if (error instanceof Problem) this.#failure = error;
       }
@@ -4300,27 +4262,26 @@ class Gate {
   }
 }
 
-/**
- * A slot that a request has acquired. It is overdue after `slotTimeoutMs`, and then `lent`, as soon as fewer than
- * `backend.parallel` slots are: another request may act at the same time as the one that has acquired it.
- */
+/** A slot that a request has acquired. */
 interface Slot {
-  state: 'acquired' | 'overdue' | 'lent';
   /** The name of the request's token. */
   readonly token: string;
-  readonly timer: NodeJS.Timeout;
+  /** Whether the request has had no answer for `slotTimeoutMs`. */
+  isOverdue: boolean;
 }
 
 /**
- * The slots of a backend. At most `backend.parallel` slots are in use, plus as many that are lent. So a backend that
- * hangs has at most twice `backend.parallel` requests, and other requests still get through.
+ * The slots of a backend. At most `backend.parallel` requests act at once. A request that hangs makes room for another,
+ * because its slot is then overdue and no longer counts as acting. A backend that hangs for good has at most twice
+ * `backend.parallel` requests. If there are several tokens, one is stopped just short of both limits, so that its own
+ * requests, even if all of them hang, leave room for the others.
  */
 class Slots {
   /** The requests that wait for a slot, by their token's name, in the order in which they were ready. */
   readonly #queues = new Map<string, Exchange[]>();
   /** By a token's name, the number of its latest slot, counting the slots of all tokens. */
   readonly #latest = new Map<string, number>();
-  readonly #slots: Slot[] = []; // that requests have acquired, the oldest first: all counts are made from this list
+  readonly #slots: Slot[] = []; // that requests have acquired: all counts are made from this list
   #given = 0;
 
   /** Waits until the request has a slot, if it needs one. @throws {Problem} busy, and what else ended the exchange. */
@@ -4351,44 +4312,44 @@ class Slots {
     const { slot } = exchange;
     if (!slot) return;
     exchange.slot = undefined;
-    clearTimeout(slot.timer);
     this.#slots.splice(this.#slots.indexOf(slot), 1);
     this.serve(exchange.core);
   }
 
-  /** Lends overdue slots, and gives free slots to waiting requests. */
+  /**
+   * Makes room for another request, because this one hangs: its slot is overdue. A request without a client ends
+   * instead.
+   */
+  expire(exchange: Exchange) {
+    if (!exchange.slot) return;
+    if (exchange.hasLeft) return exchange.end(new Problem('client_left'));
+    exchange.slot.isOverdue = true;
+    this.serve(exchange.core);
+  }
+
+  /** Gives free slots to waiting requests. */
   serve(core: Core) {
-    const overdue = this.#slots.filter(({ state }) => state !== 'acquired');
-    for (const slot of overdue.slice(0, core.rules['backend.parallel'])) slot.state = 'lent';
     for (;;) {
       const token = this.#next(core.rules);
       if (!token) return;
       const queue = this.#queues.get(token)!;
       const exchange = queue.shift()!;
       this.#setQueue(token, queue);
-      const timer = setTimeout(() => this.#expire(exchange), core.slotTimeoutMs);
-      exchange.slot = { state: 'acquired', token, timer };
+      exchange.slot = { token, isOverdue: false };
       this.#slots.push(exchange.slot);
       this.#latest.set(token, ++this.#given);
       exchange.wake();
     }
   }
 
-  /**
-   * The token that gets a free slot: of those that wait, the one whose latest slot is the longest ago. If there are
-   * several tokens, one whose requests hang leaves a slot to the others, even of the lent ones. If there is a single
-   * slot, such a token has only one in total.
-   */
+  /** The token that gets a free slot: of those that wait, the one whose latest slot is the longest ago. */
   #next({ tokens, 'backend.parallel': parallel }: Rules) {
-    const inUse = this.#slots.filter(({ state }) => state !== 'lent');
-    if (inUse.length >= parallel) return undefined;
+    if (!hasRoom(this.#slots, parallel, 2 * parallel)) return undefined;
     let next: string | undefined;
     let oldest = Infinity;
     for (const token of this.#queues.keys()) {
-      const isOwn = (slot: Slot) => slot.token === token;
-      const isFull = inUse.filter(isOwn).length >= Math.max(1, parallel - 1) ||
-        this.#slots.filter(isOwn).length >= 2 * parallel - 1;
-      if (isFull && tokens.size > 1) continue;
+      const own = this.#slots.filter((slot) => slot.token === token);
+      if (tokens.size > 1 && !hasRoom(own, Math.max(1, parallel - 1), 2 * parallel - 1)) continue;
       const latest = this.#latest.get(token) ?? 0;
       if (latest >= oldest) continue;
       next = token;
@@ -4396,14 +4357,12 @@ class Slots {
     }
     return next;
   }
+}
 
-  /** A request without a client ends when its slot is overdue. */
-  #expire(exchange: Exchange) {
-    exchange.upstream.noteSilence(exchange);
-    if (exchange.hasLeft) return exchange.end(new Problem('client_left'));
-    exchange.slot!.state = 'overdue';
-    this.serve(exchange.core);
-  }
+/** Whether one more slot keeps to both limits: for the requests that act, and for all, those that hang included. */
+function hasRoom(slots: Slot[], actingLimit: number, limit: number) {
+  const acting = slots.filter(({ isOverdue }) => !isOverdue);
+  return acting.length < actingLimit && slots.length < limit;
 }
 
 /** The running requests with the same token as one of them. */
@@ -4807,6 +4766,17 @@ function normalizeAddress(address = '0.0.0.0') {
 
 // #region LOG
 
+/** The clock of an embedding program. Where it throws, and without one, the machine's. */
+function makeClock(own = Date.now) {
+  return () => {
+    try {
+      return own();
+    } catch {
+      return Date.now();
+    }
+  };
+}
+
 /** One line per event. Every value is made by the gateway or quoted as JSON, so that no value can forge a line. */
 function makeLog(settings: AtStart, now: () => number, metrics: Metrics, sink: GatewayOptions['log']) {
   const format = settings['log.format'] ?? (process.stdout.isTTY ? 'text' : 'json');
@@ -4830,11 +4800,18 @@ function makeLog(settings: AtStart, now: () => number, metrics: Metrics, sink: G
       log('warn', 'log lines were dropped: nothing was reading standard output', { lines });
     });
   };
-  const write = sink ?? ((line) => {
+  const writeSoon = (line: string) => {
     if (unreadBytes > LOG_LIMIT_BYTES) return void metrics.droppedLines++;
     if (pending === '') setTimeout(flush, LOG_PAUSE_MS);
     pending += `${line}\n`;
-  });
+  };
+  const write = (line: string) => {
+    try {
+      (sink ?? writeSoon)(line);
+    } catch {
+      metrics.droppedLines++; // an embedding program's log has thrown
+    }
+  };
   /** Logs one event. A field that is undefined is left out; none is named time, level or message. */
   const log = (level: Level, message: string, fields?: object) => {
     if (LEVELS.indexOf(level) >= least) {
@@ -5442,10 +5419,6 @@ function readBackend(value: unknown) {
  * this machine can connect. The only local name is localhost, because any other name may resolve to any address.
  */
 function parseListen(text: string) {
-  ensure(
-    !text.startsWith('unix:'),
-    'unix sockets are not supported; write 127.0.0.1:PORT, which only this machine can reach',
-  );
   const [, v6, name, digits] = /^(?:\[([0-9a-fA-F:.]+)\]|([^:[\]\s/]*)):([0-9]{1,5})$/.exec(text) ?? [];
   const host = v6 ?? name ?? '';
   const port = Number(digits);

@@ -122,7 +122,7 @@ suite('log', SIDE_BY_SIDE, () => {
 
   /** The fields of a request's log line: those that the gateway makes, and those whose text a client has written. */
   const LINE_FIELDS = {
-    own: 'requestId client method route token form status code reason hint closing bytesIn bytesOut ms'.split(' '),
+    own: 'requestId client method route token form status code reason hint bytesIn bytesOut ms'.split(' '),
     written: ['origin'],
   };
 

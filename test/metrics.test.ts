@@ -1,4 +1,5 @@
 import { once } from 'node:events';
+import type http from 'node:http';
 import net from 'node:net';
 import { suite } from 'node:test';
 import type { TokenConfig } from '../gateway.ts';
@@ -139,7 +140,7 @@ suite('metrics', SIDE_BY_SIDE, () => {
     assert.equal((await ask(other, { path: '/metrics' })).status, 403);
   });
 
-  test('the metrics have the requests that wait for a slot and for the backend, lent slots, and whether the backend is up', async (t) => {
+  test('the metrics have the requests that wait for a slot and for the backend, overdue slots, and whether the backend is up', async (t) => {
     const own = { ...tokens({}, SCRAPER), limits: { connections: 50 } };
     const { backend, gateway } = await startHeld(t, 1, own, { slotTimeoutMs: 20 });
     gateway.reload({ ...own, backend: { url: backend.url, parallel: 1, wait: '30s' } });
@@ -150,13 +151,13 @@ suite('metrics', SIDE_BY_SIDE, () => {
       }
     };
     const [slot, atGate] = ['requests_waiting{for="slot"}', 'requests_waiting{for="backend"}'];
-    const idle = { [slot]: 0, [atGate]: 0, slots_lent: 0, backend_up: 1, connections: 1 };
+    const idle = { [slot]: 0, [atGate]: 0, slots_overdue: 0, backend_up: 1, connections: 1 };
     const known = Object.keys(idle);
     const some = (values: Record<string, number>) => Object.fromEntries(known.map((name) => [name, values[name]]));
     assert.deepEqual(some(await scrape(gateway)), idle);
     const sends = sendMany(gateway, 2);
     await becomes(slot, 1);
-    assert.deepEqual(some(await becomes('slots_lent', 1)), { ...idle, [slot]: 1, slots_lent: 1, connections: 3 });
+    assert.deepEqual(some(await becomes('slots_overdue', 1)), { ...idle, [slot]: 1, slots_overdue: 1, connections: 3 });
     await answerAll(backend, sends);
     assert.deepEqual(some(await becomes('connections', 1)), idle);
     // After a reload to another backend, requests that wait for the old one are counted, and the new one is up.
@@ -198,13 +199,13 @@ suite('metrics', SIDE_BY_SIDE, () => {
   });
 
   test('the metrics count each internal error, during a request and before it', async (t) => {
-    const now = { read: Date.now };
-    const { gateway } = await startBoth(t, tokens({}, SCRAPER), { now: () => now.read() });
+    const { gateway } = await startBoth(t, tokens({}, SCRAPER));
     const fail = (): never => {
-      now.read = Date.now;
       throw new RangeError('planted');
     };
-    const faults = [() => (now.read = fail), () => gateway.server.prependOnceListener('request', fail)];
+    /** The next request's target cannot be read. */
+    const spoil = (req: http.IncomingMessage): void => void Object.defineProperty(req, 'url', { get: fail });
+    const faults = [spoil, fail].map((listener) => () => gateway.server.prependOnceListener('request', listener));
     for (const [count, plant] of faults.entries()) {
       plant();
       await ask(gateway, { headers: BEARER }).catch(() => {});

@@ -4,153 +4,67 @@ import http from 'node:http';
 import https from 'node:https';
 import net, { type AddressInfo } from 'node:net';
 import { suite } from 'node:test';
-import type { GatewayConfig } from '../gateway.ts';
-import type { Answer } from './answers.ts';
-import { assert, closed, linesOf, type LogLine, requests, until } from './assertions.ts';
+import { outcomeOf } from './answers.ts';
+import { assert, linesOf, type LogLine, requests, until } from './assertions.ts';
 import { answerAsBackend, type Backend, seenOf, serve, sparePort, startBackend } from './backend.ts';
 import { CERTS } from './certificates.ts';
-import { type Ask, ask, open, scrape } from './client.ts';
+import { ask, open, scrape } from './client.ts';
 import { slots } from './configs.ts';
 import { fileWith } from './files.ts';
 import { SIDE_BY_SIDE, test, type TestContext } from './guard.ts';
 import { settled } from './held.ts';
-import { BEARER, HELLO, RECEIVE, SECRET, SEND } from './samples.ts';
+import { ABOUT, BEARER, HELLO, RECEIVE, SECRET, SEND } from './samples.ts';
 import { startBoth, startGateway, startProcess } from './start.ts';
 
-/** The timers of a duration that only one test uses, or slightly less. They run when the test fires them. */
-const HELD_TIMERS: (() => void)[][] = [];
+const SILENT = /^a request has had no answer from the backend for 30 s$/;
 
-const [HELD_FROM_MS, HELD_STEP_MS] = [20_000_000, 1_000_000];
-
-function holdTimers(): { ms: number; due: (() => void)[] } {
-  if (HELD_TIMERS.length === 0) {
-    const { setTimeout } = globalThis;
-    const holding = (run: (...args: unknown[]) => void, ms = 0, ...args: unknown[]): unknown => {
-      HELD_TIMERS[Math.ceil((ms - HELD_FROM_MS) / HELD_STEP_MS)]?.push(() => run(...args));
-      return setTimeout(run, ms, ...args);
-    };
-    // What node:util's promisify finds on it is kept.
-    globalThis.setTimeout = Object.assign(holding, setTimeout) as unknown as typeof setTimeout;
-  }
-  const due: (() => void)[] = [];
-  return { ms: HELD_FROM_MS + HELD_STEP_MS * (HELD_TIMERS.push(due) - 1), due };
-}
-
-const [SILENT, AGAIN] = ['the backend has not answered for 30 s', 'the backend answers again'];
-
-/** A backend that answers `info` at once and the rest on demand; the log lines about its silence; and its clock. */
-async function startSilent(t: TestContext, parallel: number, config: GatewayConfig = {}) {
-  const { ms, due } = holdTimers();
+/** A backend that never answers, and a gateway that soon has had no answer for as long as is worth a warning. */
+async function startSilent(t: TestContext, parallel: number, now: () => number) {
   const held: http.ServerResponse[] = [];
-  const backend = await startBackend(t, (req, res) => {
-    req.resume().on(
-      'end',
-      () => req.url!.startsWith('/v1/about') && req.headers.accept !== 'hang' ? res.end('{}') : held.push(res),
-    );
-  });
-  const own = { allow: ['send', 'info', 'receive', 'messaging'], ...slots(backend, parallel), ...config };
-  const gateway = await startGateway(t, backend, own, { slotTimeoutMs: ms });
-  const lines = () =>
-    linesOf(gateway, /has not answered|answers again/).map(({ level, message, waiting }) =>
-      `${level} ${message} ${waiting}`
-    );
-  const arrive = async (count: number, request: Ask): Promise<Promise<Answer>[]> => {
-    const before = held.length;
-    const answers = Array.from({ length: count }, () => ask(gateway, { headers: BEARER, ...request }));
-    for (const answer of answers) answer.catch(() => {}); // its client may disconnect
-    await until(() => held.length === before + count);
-    return answers;
+  const backend = await startBackend(t, (req, res) => void req.resume().on('end', () => held.push(res)));
+  const config = { allow: ['send', 'info', 'receive', 'metrics'], ...slots(backend, parallel) };
+  const gateway = await startGateway(t, backend, config, { slotTimeoutMs: 100, now });
+  /** Sends a request, which reaches the backend. */
+  const hang = async (bytes: string): Promise<net.Socket> => {
+    const { length } = held;
+    const { socket } = open(t, gateway, bytes);
+    await until(() => held.length > length);
+    return socket;
   };
-  return { backend, gateway, held, due, lines, arrive };
+  return { backend, gateway, hang, warnings: () => linesOf(gateway, SILENT) };
 }
-
-const A_SEND: Ask = { body: HELLO };
 
 suite('silences', SIDE_BY_SIDE, () => {
-  test('a backend that hangs is logged once after 30 s, whatever clients do, and once when it answers again; health checks do not count', async (t) => {
-    const { gateway, held, due, lines, arrive } = await startSilent(t, 4);
-    const sends = await arrive(3, A_SEND);
-    const info = async (): Promise<void> => assert.equal((await ask(gateway, { headers: BEARER })).status, 200);
-    await info();
-    assert.deepEqual([due.length, lines()], [4, []], 'one timer for each slot, and that of the health check');
-    due[0]!();
-    assert.deepEqual(lines(), [`warn ${SILENT} 3`]);
-    for (const run of due.slice(1, 3)) run();
-    await info();
-    for (const answer of await arrive(2, A_SEND)) sends.push(answer);
-    for (const run of due.splice(0)) run();
-    assert.equal(lines().length, 1, 'one line for the outage');
-    held.shift()!.end();
-    await until(() => lines().length === 2);
-    assert.equal(lines()[1], `warn ${AGAIN} 4`);
-    for (const res of held.splice(0)) res.end();
-    for (const answer of sends) assert.equal((await answer).status, 200);
-    assert.equal(lines().length, 2);
-  });
-
-  // Each slow request among fast ones used to log a pair of lines.
-  test('a slow request is not a silence while others are answered; it is checked again 30 s after the last answer', async (t) => {
-    const { held, due, lines, arrive } = await startSilent(t, 4);
-    const [slow, fast] = [await arrive(1, A_SEND), await arrive(1, A_SEND)].flat();
-    held.pop()!.end();
-    await fast;
-    const [first] = due.splice(0);
-    first!();
-    assert.deepEqual([lines(), due.length], [[], 1], 'the backend has answered meanwhile');
-    held.pop()!.end();
-    assert.equal((await slow!).status, 200);
-    due[0]!();
-    assert.deepEqual([lines(), due.length], [[], 1], 'and the slow one too');
-  });
-
-  test('a backend that hangs is logged if clients disconnect early, without slots and for a health check; a poll may wait for the timeout that its client sets', async (t) => {
-    // The client has disconnected, and its slot is never lent.
-    const { backend, gateway, due, lines, held } = await startSilent(t, 1);
-    const accepted = once(gateway.server, 'connection') as Promise<[net.Socket]>;
-    const { socket } = open(t, gateway, SEND);
-    const [served] = await accepted;
-    await until(() => held.length === 1);
-    socket.destroy();
-    await closed(served);
-    due[0]!();
-    assert.deepEqual(lines(), [`warn ${SILENT} 1`]);
-    await until(() => requests(gateway).some(({ status }) => status === 499));
-    assert.equal(backend.seen.length, 1);
-
-    // No slots; each of these ends the silence.
-    const headers = { ...BEARER, accept: 'hang' };
-    const rows: [parallel: number, request: Ask][] = [[0, A_SEND], [4, { headers }]];
-    for (const [parallel, request] of rows) {
-      const { due, lines, held, arrive } = await startSilent(t, parallel);
-      const [answer] = await arrive(1, request);
-      due.at(-1)!();
-      assert.deepEqual(lines(), [`warn ${SILENT} 1`], JSON.stringify(request));
-      held[0]!.end();
-      assert.equal((await answer!).status, 200);
-      assert.deepEqual(lines(), [`warn ${SILENT} 1`, `warn ${AGAIN} 0`]);
+  test('a request that has had no answer for 30 s is a warning, with a slot and without, even if its client has disconnected; a poll is not', async (t) => {
+    for (const [parallel, bytes, leaves] of [[4, SEND, false], [4, SEND, true], [0, SEND, false], [4, ABOUT, false]]) {
+      let nowMs = Date.now();
+      const everyMinute = () => nowMs += 60_000; // so that no warning is left out
+      const { backend, gateway, hang, warnings } = await startSilent(t, Number(parallel), everyMinute);
+      await hang(ABOUT.replace('/v1/about', RECEIVE)); // its timer runs before that of the other request
+      const socket = await hang(String(bytes));
+      if (leaves) socket.destroy();
+      await until(() => warnings().length > 0, 'the warning');
+      const told = warnings().map(({ level, backend, waiting }) => [level, backend, waiting]);
+      assert.deepEqual(told, [['warn', backend.url, 2]], `${parallel} ${bytes}`);
+      assert.deepEqual(requests(gateway).map(outcomeOf), leaves ? ['499 client_left'] : []);
     }
-    const polled = await startSilent(t, 4);
-    const [poll] = await polled.arrive(1, { path: RECEIVE });
-    assert.deepEqual(polled.due, []);
-    polled.held[0]!.end();
-    await poll;
   });
 
-  test('a silence of health checks alone ends with any answer; one that includes sends ends only with the answer to a send', async (t) => {
-    for (const isInfoFirst of [true, false]) {
-      const { held, due, lines, arrive, gateway } = await startSilent(t, 4);
-      const headers = { ...BEARER, accept: 'hang' };
-      const answers = [...await arrive(1, { headers }), ...await arrive(1, A_SEND)];
-      for (const run of isInfoFirst ? due : due.reverse()) run();
-      assert.deepEqual(lines(), [`warn ${SILENT} 2`], 'one line for both');
-      held.shift()!.end();
-      await answers[0];
-      await ask(gateway, { headers: BEARER });
-      assert.equal(lines().length, 1, 'sends still hang');
-      held.shift()!.end();
-      await answers[1];
-      assert.deepEqual(lines(), [`warn ${SILENT} 2`, `warn ${AGAIN} 0`]);
-    }
+  test('requests without an answer are one warning a minute', async (t) => {
+    const clock = { nowMs: Date.now() };
+    const { gateway, hang, warnings } = await startSilent(t, 1, () => clock.nowMs);
+    const areOverdue = async (count: number): Promise<void> => {
+      for (let values = {} as Record<string, number>; values.slots_overdue !== count;) {
+        values = await scrape(gateway, { path: '/metrics', headers: BEARER });
+      }
+    };
+    await hang(SEND);
+    await hang(SEND); // when the first one has had no answer
+    await areOverdue(2);
+    assert.equal(warnings().length, 1);
+    clock.nowMs += 60_000;
+    await hang(ABOUT);
+    await until(() => warnings().length === 2);
   });
 
   /** A backend that starts after the gateway, as at each boot. */
