@@ -21,7 +21,7 @@ LABEL org.opencontainers.image.title="signal-gateway" \
 COPY --from=compiled /gateway.mjs /
 # By number, so that Kubernetes can see that it is not root. The image's name for it is "node".
 USER 1000
-ENV LISTEN=:8880
+ENV GATEWAY_LISTEN=:8880
 EXPOSE 8880
 # Only the gateway's process is checked. With TLS, or another port, give the container a check of its own.
 HEALTHCHECK --interval=30s --timeout=5s --start-period=10s CMD ["wget", "-qO-", "http://127.0.0.1:8880/healthz"]

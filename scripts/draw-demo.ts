@@ -98,7 +98,7 @@ ${pane(0, 0, 0, upper)}${pane(1, 0, below, lower)}</svg>
 async function recordDemo(): Promise<Recorded> {
   const gateway = fileURLToPath(new URL('../gateway.ts', import.meta.url));
   const child = spawn(process.execPath, [...process.execArgv, gateway, '--demo'], {
-    env: { ...process.env, LISTEN: '127.0.0.1:0' },
+    env: { ...process.env, GATEWAY_LISTEN: '127.0.0.1:0' },
     stdio: ['ignore', 'pipe', 'inherit'],
   });
   let output = '';

@@ -133,7 +133,7 @@ export async function checkSlots(play: Play): Promise<void> {
   await sleep(slotMs + 50); // a request whose client has disconnected keeps its slot this long
   const count = parallel || 6;
   const wires: Wire[] = [];
-  const step: Step = { route: 'send', form: 'bearer', shape: 'plain', bodyBytes: 0, answer: ['prompt', 0] };
+  const step: Step = { route: 'send', auth: 'bearer', shape: 'plain', bodyBytes: 0, answer: ['prompt', 0] };
   // After an outage the gateway reconnects within a second.
   for (let i = 0; i < 40 && !await isServed(play, step, `warm-${i}`); i++) await sleep(50);
   const ask = (token: TokenName, mark: string): void => {

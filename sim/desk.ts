@@ -15,7 +15,7 @@ import type { Gateway, GatewayConfig } from '../gateway.ts';
 import { until, watch } from './clock.ts';
 import type { Find, Invariant } from './finds.ts';
 import { secretOf } from './tokens.ts';
-import { createGateway, FORMS, type Line, readLine, spawnGateway } from './under-test.ts';
+import { AUTH_METHODS, createGateway, type Line, readLine, spawnGateway } from './under-test.ts';
 
 /** A request as a program makes it; `headers` may hold a name twice. */
 export type Letter = {
@@ -74,7 +74,7 @@ export class Desk {
     const url = `http://user:word@127.0.0.1:${(this.#backend.address() as AddressInfo).port}/base`;
     const secrets = Object.entries(tokens).map(([name, token]) => [name, { secret: secretOf(name), ...token }]);
     const whole: GatewayConfig = {
-      ...{ listen: '127.0.0.1:0', backend: { url, wait: '0' }, auth: { methods: FORMS }, shutdown: '1s' },
+      ...{ listen: '127.0.0.1:0', backend: { url, wait: '0' }, auth: { methods: AUTH_METHODS }, shutdown: '1s' },
       ...{ log: { level: 'debug', format: 'json' }, tokens: Object.fromEntries(secrets), ...config },
     };
     if (isApart) return await this.#openApart(whole);

@@ -10,7 +10,7 @@ import { isLate, loopMs, watch } from './clock.ts';
 import type { Find, Invariant } from './finds.ts';
 import { sayStory } from './print.ts';
 import { CHANGES, type Changes, type TokenName, tokensWith } from './tokens.ts';
-import { createGateway, FORMS, type Line, readLine } from './under-test.ts';
+import { AUTH_METHODS, createGateway, type Line, readLine } from './under-test.ts';
 import type { Actor, Step, World } from './worlds.ts';
 
 /** One request, and its outcome. */
@@ -87,7 +87,7 @@ export class Play {
       },
       tokens: tokensWith(this.versions.at(-1)!.changes),
       allow: ['messaging', 'info'],
-      auth: { methods: FORMS },
+      auth: { methods: AUTH_METHODS },
       limits: bodyMiB ? { body: `${bodyMiB}MiB` } : {},
       shutdown: '2s',
       log: { level: 'debug', format: 'json' },

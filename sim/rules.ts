@@ -8,7 +8,7 @@ import type { Draw } from './chance.ts';
 import { Desk, type Letter, type Told } from './desk.ts';
 import type { Find } from './finds.ts';
 import { DEFAULTS, ELSE, FROM, GROUP, LISTS, SECRET_PATTERN, secretOf, TO, TOKENS } from './tokens.ts';
-import { type Form, FORMS, ROWS } from './under-test.ts';
+import { AUTH_METHODS, type Form, ROWS } from './under-test.ts';
 
 const RULE_TOKENS = {
   free: {},
@@ -52,7 +52,7 @@ const MESSAGING = ROWS.filter(({ group }) => group === 'messaging').map(({ metho
 export function genCase(draw: Draw): Case {
   const tokens = Object.keys(RULE_TOKENS) as RuleToken[];
   const credential = (): Case['credentials'][number] => ({
-    form: draw.pick(FORMS),
+    form: draw.pick(AUTH_METHODS),
     token: draw.chance(0.15) ? 'nobody' : draw.pick([...tokens, 'confined', 'confined', 'slow', 'free']),
   });
   return {

@@ -7,12 +7,12 @@ import { SECRET_PATTERN } from './tokens.ts';
 
 /** GATEWAY_FILE names another file than gateway.ts. */
 export const FILE = new URL(process.env.GATEWAY_FILE ?? 'gateway.ts', new URL('..', import.meta.url));
-export const { createGateway, FORMS: formRows, ROUTES: ROWS } = await import(
+export const { createGateway, AUTH_METHODS: formRows, ROUTES: ROWS } = await import(
   FILE.href
 ) as typeof import('../gateway.ts');
 
 export type Form = keyof typeof formRows;
-export const FORMS = Object.keys(formRows) as Form[];
+export const AUTH_METHODS = Object.keys(formRows) as Form[];
 
 /** A line of the gateway's log. */
 export type Line = Record<string, unknown>;
@@ -36,6 +36,6 @@ export function spawnGateway(configFile: string): ChildProcess {
   const run = 'Deno' in globalThis ? ['run', '-A', '--no-check'] : loader;
   return spawn(process.execPath, [...run, fileURLToPath(FILE), '--config', configFile], {
     stdio: ['ignore', 'pipe', 'pipe'],
-    env: { PATH: process.env.PATH, HOME: process.env.HOME, LOG_LEVEL: 'debug', LOG_FORMAT: 'json' },
+    env: { PATH: process.env.PATH, HOME: process.env.HOME, GATEWAY_LOG_LEVEL: 'debug', GATEWAY_LOG_FORMAT: 'json' },
   });
 }

@@ -50,7 +50,7 @@ interface WireRequest {
   line: number;
   /** The value of `Upgrade`. */
   upgrade?: string;
-  form: 'bearer' | 'basic' | 'query' | 'path' | 'none';
+  auth: 'bearer' | 'basic' | 'query' | 'path' | 'none';
   wrong?: boolean;
   framing: (typeof FRAMINGS)[number];
   body: (typeof BODIES)[number];
@@ -133,7 +133,7 @@ export async function playWires({ seed, tls: isTls, parts }: Batch<'wire'>): Pro
   const house = await new House(seed).open(isTls);
   const note = ({ line, wrong, form, answer, upgrade }: WireRequest, mark: string): string => {
     const route = upgrade?.startsWith('websocket') ? 'socket' : routeOf(line);
-    const step: Step = { route, form: 'bearer', shape: 'plain', bodyBytes: 100_000, answer };
+    const step: Step = { route, auth: 'bearer', shape: 'plain', bodyBytes: 100_000, answer };
     if (wrong || form === 'none') step.wrong = true;
     const own = { mark, actor: undefined, token: 'free', step, bytes: Buffer.alloc(0) } as const;
     return expect(house.play, { ...own, expected: undefined, stays: false }).mark;

@@ -5,7 +5,7 @@
 
 import { type Draw, generator, words } from './chance.ts';
 import { CHANGES, FROM, GROUP, type TokenName, WORD } from './tokens.ts';
-import { type Form, FORMS } from './under-test.ts';
+import { AUTH_METHODS, type Form } from './under-test.ts';
 
 /**
  * How the stand-in answers: with 201 at once, later, in three pieces, chunked, after 103 and 100, or with "Connection:
@@ -240,7 +240,7 @@ function genActor(world: World, kind: Kind, number: number): Actor {
   const genStep = (): Step => {
     const isLarge = draw.chance(0.35);
     const usual: Step = {
-      ...{ route: 'send', form: draw.pick(FORMS), shape: 'plain' },
+      ...{ route: 'send', form: draw.pick(AUTH_METHODS), shape: 'plain' },
       bodyBytes: isLarge ? draw.pick([66_000, 90_000, 200_000]) : draw.pick([0, 300, 5000, 60_000]),
       answer: HONEST.includes(kind) ? ['prompt', 0] : [draw.pick(ANSWERS.slice(0, -1)), draw.pick([0, 5, 40, 150])],
       ...(draw.chance(0.4) && { chunked: true }),

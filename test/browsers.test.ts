@@ -5,7 +5,7 @@ import { codeOf, statusOf } from './answers.ts';
 import { assert, assertDenied, closed, linesOf, requests, until } from './assertions.ts';
 import { barred, type Handler } from './backend.ts';
 import { ask, raw } from './client.ts';
-import { ALL_FORMS, NO_TOKENS, SOON_CLOSED, tokens } from './configs.ts';
+import { ALL_METHODS, NO_TOKENS, SOON_CLOSED, tokens } from './configs.ts';
 import { SIDE_BY_SIDE, test } from './guard.ts';
 import { bytesOf, parseRow, sendRow, table } from './rows.ts';
 import {
@@ -32,7 +32,7 @@ const EVIL = 'Origin: http://evil.example:9000';
 
 const CROSS_SITE = `${EVIL} | Sec-Fetch-Mode: no-cors | Sec-Fetch-Site: cross-site`;
 
-const SWITCHED: GatewayConfig = { ...ALL_FORMS, allow: ['messaging', 'info', 'setup'], cors: [DASHBOARD] };
+const SWITCHED: GatewayConfig = { ...ALL_METHODS, allow: ['messaging', 'info', 'setup'], cors: [DASHBOARD] };
 
 const OPEN: GatewayConfig = { ...SWITCHED, ...NO_TOKENS };
 

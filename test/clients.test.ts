@@ -1,7 +1,7 @@
 import { suite } from 'node:test';
 import { assert, requests } from './assertions.ts';
 import { askAsCurl, raw } from './client.ts';
-import { ALL_FORMS } from './configs.ts';
+import { ALL_METHODS } from './configs.ts';
 import { README } from './files.ts';
 import { SIDE_BY_SIDE, test } from './guard.ts';
 import { table } from './rows.ts';
@@ -50,15 +50,15 @@ suite('clients', SIDE_BY_SIDE, () => {
     const forms = lines.map(([, form]) => form);
     assert.deepEqual(forms, table.map(([form]) => form), "the forms of README.md's curl lines, and of its table");
     const [, send] = /^SEND=('.*')$/m.exec(README)!;
-    for (const config of [ALL_FORMS, {}]) {
+    for (const config of [ALL_METHODS, {}]) {
       const { backend, gateway } = await startBoth(t, config);
       for (const [i, [line, form]] of lines.entries()) {
         const mine = line.replace('TOKEN', SECRET).replace('"$SEND"', send!).replace('8880', String(gateway.port));
-        const isTaken = config === ALL_FORMS || table[i]![1] === 'on';
+        const isTaken = config === ALL_METHODS || table[i]![1] === 'on';
         assert.equal((await askAsCurl(mine)).status, isTaken ? 201 : 401, form);
         if (isTaken) assert.equal(requests(gateway).at(-1)!.form, form);
       }
-      assert.equal(backend.sent.length, config === ALL_FORMS ? 5 : 3);
+      assert.equal(backend.sent.length, config === ALL_METHODS ? 5 : 3);
     }
   });
 });

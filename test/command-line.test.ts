@@ -21,26 +21,30 @@ suite('command-line', SIDE_BY_SIDE, () => {
       [[], {}, 'nothing, only defaults apply', open],
       [
         ['--listen', ':8880'],
-        { AUTH_ANONYMOUS: 'true' },
-        'AUTH_ANONYMOUS, --listen',
+        { GATEWAY_AUTH_ANONYMOUS: 'true' },
+        'GATEWAY_AUTH_ANONYMOUS, --listen',
         `${open}, from other machines too`,
       ],
-      [[], { API_TOKENS: SECRET, HOSTNAME: 'x' }, 'API_TOKENS'],
-      [[], { API_TOKENS_FILE: fileWith(t, SECRET) }, 'API_TOKENS_FILE'],
+      [[], { GATEWAY_TOKENS: SECRET, HOSTNAME: 'x' }, 'GATEWAY_TOKENS'],
+      [[], { GATEWAY_TOKENS_FILE: fileWith(t, SECRET) }, 'GATEWAY_TOKENS_FILE'],
     ];
     const paths = '/v2/send /v2/send/ /v1/about /proxy/v1/receive/+15550100001 /v1 /v2/'.split(' ');
     for (const each of paths) {
-      const env = { API_TOKENS: SECRET, BACKEND_URL: `http://x${each}` };
-      named.push([[], env, 'BACKEND_URL, API_TOKENS', `warning: BACKEND_URL ${path}`]);
+      const env = { GATEWAY_TOKENS: SECRET, GATEWAY_BACKEND_URL: `http://x${each}` };
+      named.push([[], env, 'GATEWAY_BACKEND_URL, GATEWAY_TOKENS', `warning: GATEWAY_BACKEND_URL ${path}`]);
     }
     named.push([
       ['--backend', 'http://x/v2/send'],
-      { API_TOKENS: SECRET },
-      'API_TOKENS, --backend',
+      { GATEWAY_TOKENS: SECRET },
+      'GATEWAY_TOKENS, --backend',
       `warning: --backend ${path}`,
     ]);
     for (const each of ['', '/', '/signal', '/v1/signal', '/v12/send', '/v2x']) {
-      named.push([[], { API_TOKENS: SECRET, BACKEND_URL: `http://x${each}` }, 'BACKEND_URL, API_TOKENS']);
+      named.push([
+        [],
+        { GATEWAY_TOKENS: SECRET, GATEWAY_BACKEND_URL: `http://x${each}` },
+        'GATEWAY_BACKEND_URL, GATEWAY_TOKENS',
+      ]);
     }
     for (const [args, env, sources, ...warnings] of named) {
       const { code, stdout } = await cli(['--check', ...args], { env });
@@ -58,7 +62,7 @@ suite('command-line', SIDE_BY_SIDE, () => {
   test("--help lists every setting, flag and group in 80 columns, with usage and commands at the end; --version is the package's", async () => {
     const { code, stdout } = await cli(['--help']);
     assert.equal(code, 0);
-    const words = `--config --listen --backend --check --demo 'token [NAME]' hash 'render NAME' API_TOKENS_FILE
+    const words = `--config --listen --backend --check --demo 'token [NAME]' hash 'render NAME' GATEWAY_TOKENS_FILE
     GATEWAY_CONFIG SIGHUP 'the same signal again cuts them off'`;
     for (const word of [...wordsOf(words), ...TOKEN_SETTINGS]) assert.ok(stdout.includes(word), word);
     assert.deepEqual(stdout.split('\n').filter((line) => line.length > 80), []);
@@ -83,7 +87,7 @@ suite('command-line', SIDE_BY_SIDE, () => {
     const { host, port } = await startBackend(t);
     const rows: [number, ...string[]][] = [[0, 'hash'], [1, '--listen', `${host}:${port}`], [2, 'hash', SECRET]];
     for (const [code, ...args] of rows) {
-      const given = { env: { API_TOKENS: SECRET }, input: `${SECRET}\n` };
+      const given = { env: { GATEWAY_TOKENS: SECRET }, input: `${SECRET}\n` };
       // Once as users start it: through the loader, if the runtime needs one.
       const ended = await runProcess(args, { ...given, program: code === 0 ? AS_IT_IS : program() });
       assert.deepEqual(ended, await cli(args, given));
@@ -112,9 +116,9 @@ suite('command-line', SIDE_BY_SIDE, () => {
     token 'a b' → a name may have
     --config /no/such/file ;; GATEWAY_CONFIG=/no/such/file → /no/such/file ${MISSING}
     --listen x --backend y → --backend: must be | --listen: "x" is not
-    --demo API_TOKENS=S ;; --demo API_TOKENS_FILE=/x ;; --demo BACKEND_URL=http://x ;; --demo --config /x ;; --demo --backend http://x ;; --demo render hook --listen 127.0.0.1:0 → --demo brings its own
+    --demo GATEWAY_TOKENS=S ;; --demo GATEWAY_TOKENS_FILE=/x ;; --demo GATEWAY_BACKEND_URL=http://x ;; --demo --config /x ;; --demo --backend http://x ;; --demo render hook --listen 127.0.0.1:0 → --demo brings its own
     --S ;; --config x --S ;; --S=x ;; -S ;; --check=S ;; --config=S ;; --listen S --backend S ;; token 'S\u00a0' →
-    --check API_TOKENS=short RATE=x → API_TOKENS[0]: the secret is shorter | RATE: "x" is not`;
+    --check GATEWAY_TOKENS=short GATEWAY_RATE=x → GATEWAY_TOKENS[0]: the secret is shorter | GATEWAY_RATE: "x" is not`;
     for (const [lines = '', messages = ''] of rows.trim().split('\n').map((row) => row.split(/ → ?/))) {
       for (const line of lines.replace(/\bS\b/g, SECRET).split(' ;; ')) {
         const isVariable = (word: string): boolean => /^[A-Z_]+=/.test(word);
@@ -285,10 +289,10 @@ suite('command-line', SIDE_BY_SIDE, () => {
   });
 
   test('the last log lines are written before the process exits, whatever the level', async (t) => {
-    for (const LOG_LEVEL of ['info', 'warn']) {
+    for (const GATEWAY_LOG_LEVEL of ['info', 'warn']) {
       const { backend } = await startHolding(t);
       // A variable that is noted turns "listening" into a warning.
-      const env = { LOG_LEVEL, RATE_LIMIT: '1', SHUTDOWN_TIMEOUT: '200ms' };
+      const env = { GATEWAY_LOG_LEVEL, RATE_LIMIT: '1', GATEWAY_SHUTDOWN: '200ms' };
       const gateway = await startProcess(t, { backend, env });
       const running = ask(gateway, { body: MESSAGE, headers: BEARER });
       await until(() => backend.seen.length === 1);
@@ -296,7 +300,7 @@ suite('command-line', SIDE_BY_SIDE, () => {
       await gateway.close();
       assert.equal((await running).status, 504);
       await whole;
-      assert.match(gateway.output(), /"message":"request".*"status":504/, LOG_LEVEL);
+      assert.match(gateway.output(), /"message":"request".*"status":504/, GATEWAY_LOG_LEVEL);
     }
   });
 });

@@ -182,23 +182,23 @@ suite('config', SIDE_BY_SIDE, () => {
     const noListen = 'is not host:port, :port or [::]:port';
     const quotes = 'leave out the quotes';
     const groupId = 'this is not the "id" of a group; GET /v1/groups/+NUMBER lists them';
-    const API = `"API_TOKENS":"${SECRET}"`;
+    const API = `"GATEWAY_TOKENS":"${SECRET}"`;
     checkProblems(t, dir)`
-    env {${API},"TRUSTED_PROXIES":"X"} → TRUSTED_PROXIES[0]: "X" is not an address or a CIDR range; ${name} | for: caddy, localhost, a.example
+    env {${API},"GATEWAY_TRUSTED_PROXIES":"X"} → GATEWAY_TRUSTED_PROXIES[0]: "X" is not an address or a CIDR range; ${name} | for: caddy, localhost, a.example
     load {"file":"DIR/X"} → DIR/X: is not a JSON object: line 1, column 1: ${notUtf8} | for: utf8, utf16le, big-endian
     load {"file":"DIR/no-bom"} → DIR/no-bom: is not a JSON object: line 1, column 2: ${notUtf8}
-    env {${API},"BACKEND_URL":"X"} → BACKEND_URL: ${url}; ${quotes} | for: \"http://backend:8080\", 'http://backend:8080'
-    env {${API},"RATE":"'1/1m'"} → RATE: "'1/1m'" is not a rate such as 30/1m; ${quotes}
-    env {${API},"BACKEND_URL":"X"} → BACKEND_URL: ${url}; ${brackets} | for: http://::1:8080, https://fd00::5/, http://2001:db8::1:8080
-    env {${API},"BACKEND_URL":"X"} → BACKEND_URL: ${url}; ${port} | for: http://backend:80800, http://10.0.0.1:65536/
-    env {${API},"LISTEN":"X"} → LISTEN: "X" ${noListen}; ${brackets} | for: ::1:8880, :::8880, fd00::5:8880
-    env {${API},"LISTEN":"X"} → LISTEN: "X" ${noListen}; ${port} | for: :65536, localhost:88800
+    env {${API},"GATEWAY_BACKEND_URL":"X"} → GATEWAY_BACKEND_URL: ${url}; ${quotes} | for: \"http://backend:8080\", 'http://backend:8080'
+    env {${API},"GATEWAY_RATE":"'1/1m'"} → GATEWAY_RATE: "'1/1m'" is not a rate such as 30/1m; ${quotes}
+    env {${API},"GATEWAY_BACKEND_URL":"X"} → GATEWAY_BACKEND_URL: ${url}; ${brackets} | for: http://::1:8080, https://fd00::5/, http://2001:db8::1:8080
+    env {${API},"GATEWAY_BACKEND_URL":"X"} → GATEWAY_BACKEND_URL: ${url}; ${port} | for: http://backend:80800, http://10.0.0.1:65536/
+    env {${API},"GATEWAY_LISTEN":"X"} → GATEWAY_LISTEN: "X" ${noListen}; ${brackets} | for: ::1:8880, :::8880, fd00::5:8880
+    env {${API},"GATEWAY_LISTEN":"X"} → GATEWAY_LISTEN: "X" ${noListen}; ${port} | for: :65536, localhost:88800
     {"listen":8880} → listen: 8880 ${noListen}; put a colon before the port
     @ {"secretFile":"DIR/two"} → tokens.test: needs exactly one of "secret" and "secretFile"
     {"tokens":{"a":{"secretFile":"DIR/two"}}} → tokens.a.secretFile: has several lines, or a control character; keep one line with only the secret
     {"allow":["X"]} → allow[0]: "X" ${NO_RULE}; leave out the "/" at the end | for: GET /v1/about/, * /v1/x/
     {"allow":["X"]} → allow[0]: "X" ${NO_RULE}; put the method before the path, or "*" for all methods | for: /v1/about, /v1/groups/
-    env {"API_TOKENS":"X=${SECRET}"} → API_TOKENS[0]: is too short for a secret; if it is part of the next name, write that without a space | for: my phone
+    env {"GATEWAY_TOKENS":"X=${SECRET}"} → GATEWAY_TOKENS[0]: is too short for a secret; if it is part of the next name, write that without a space | for: my phone
     file {"tokens":{"a":{"secret":"${SECRET}","senders":[+15550100001]}}} → FILE: is not a JSON object: line 1, column 69: no value begins with "+"; a phone number needs double quotes
     @ {"senders":[15550100001],"defaults":{"number":15550100001}} → tokens.test.senders[0]: 15550100001 is not "+" and 5 to 15 digits; ${WRITE_NUMBER} | tokens.test.defaults.number: 15550100001 is not "+" and 5 to 15 digits; ${WRITE_NUMBER}
     @ {"recipients":["group.QUJD"]} → tokens.test.recipients[0]: "group.QUJD" ${NO_RECIPIENT}; ${groupId}
@@ -218,32 +218,32 @@ suite('config', SIDE_BY_SIDE, () => {
     const empty = 'is set but empty; unset it, or give it a value';
     const unclear = 'is a name without a secret, or a secret that ends in "=" or ":": write name=SECRET';
     const cwd = process.cwd();
-    const open = '"LISTEN":"0.0.0.0:8880"';
-    const API = `"API_TOKENS":"${SECRET}"`;
+    const open = '"GATEWAY_LISTEN":"0.0.0.0:8880"';
+    const API = `"GATEWAY_TOKENS":"${SECRET}"`;
     checkProblems(t, dir)`
-    env {"X":""} → X: ${empty} | for: API_TOKENS, API_TOKENS_FILE
-    env {"API_TOKENS":" , "} → API_TOKENS: ${none}
-    env {"API_TOKENS_FILE":"DIR/empty"} → API_TOKENS_FILE: ${none}
-    env {${API},"API_TOKENS_FILE":""} → API_TOKENS_FILE: is set together with API_TOKENS; use one of them | API_TOKENS_FILE: ${empty}
-    env {"API_TOKENS":"${SECRET} tooshort a=${OTHER} a=${OTHER}x"} → API_TOKENS[1]: is too short for a secret; if it is part of the next name, write that without a space | API_TOKENS[3]: has the name of an earlier one
-    env {"API_TOKENS":"home-assistant-main: ${SECRET},home=${OTHER}:"} → API_TOKENS[0]: ${unclear}
-    env {"API_TOKENS":"c2VjcmV0LW9mLXNvbWUtbGVuZ3Ro= home=="} → API_TOKENS[0]: ${unclear} | API_TOKENS[1]: ${unclear}
-    env {"API_TOKENS":"${OTHER}=${SECRET} ${SECRET}=${OTHER}"} → API_TOKENS[0]: has a secret as its name | API_TOKENS[1]: has a secret as its name
-    env {${API},"ALLOW_CLIENTS":"","ALLOW":","} → ALLOW: must be a list with at least one entry | ALLOW_CLIENTS: ${empty}
-    env {${API},"AUTH_METHODS":"bearer, digest","RATE":"0/1m"} → AUTH_METHODS[1]: "digest" is not one of bearer, basic, query, path, body | RATE: "0/1m" is not a rate such as 30/1m
-    env {${API},"AUTH_ANONYMOUS":"1","LOG_FORMAT":"xml"} → AUTH_ANONYMOUS: "1" is not true or false | LOG_FORMAT: "xml" is not text or json
+    env {"X":""} → X: ${empty} | for: GATEWAY_TOKENS, GATEWAY_TOKENS_FILE
+    env {"GATEWAY_TOKENS":" , "} → GATEWAY_TOKENS: ${none}
+    env {"GATEWAY_TOKENS_FILE":"DIR/empty"} → GATEWAY_TOKENS_FILE: ${none}
+    env {${API},"GATEWAY_TOKENS_FILE":""} → GATEWAY_TOKENS_FILE: is set together with GATEWAY_TOKENS; use one of them | GATEWAY_TOKENS_FILE: ${empty}
+    env {"GATEWAY_TOKENS":"${SECRET} tooshort a=${OTHER} a=${OTHER}x"} → GATEWAY_TOKENS[1]: is too short for a secret; if it is part of the next name, write that without a space | GATEWAY_TOKENS[3]: has the name of an earlier one
+    env {"GATEWAY_TOKENS":"home-assistant-main: ${SECRET},home=${OTHER}:"} → GATEWAY_TOKENS[0]: ${unclear}
+    env {"GATEWAY_TOKENS":"c2VjcmV0LW9mLXNvbWUtbGVuZ3Ro= home=="} → GATEWAY_TOKENS[0]: ${unclear} | GATEWAY_TOKENS[1]: ${unclear}
+    env {"GATEWAY_TOKENS":"${OTHER}=${SECRET} ${SECRET}=${OTHER}"} → GATEWAY_TOKENS[0]: has a secret as its name | GATEWAY_TOKENS[1]: has a secret as its name
+    env {${API},"GATEWAY_CLIENTS":"","GATEWAY_ALLOW":","} → GATEWAY_ALLOW: must be a list with at least one entry | GATEWAY_CLIENTS: ${empty}
+    env {${API},"GATEWAY_AUTH_METHODS":"bearer, digest","GATEWAY_RATE":"0/1m"} → GATEWAY_AUTH_METHODS[1]: "digest" is not one of bearer, basic, query, path, body | GATEWAY_RATE: "0/1m" is not a rate such as 30/1m
+    env {${API},"GATEWAY_AUTH_ANONYMOUS":"1","GATEWAY_LOG_FORMAT":"xml"} → GATEWAY_AUTH_ANONYMOUS: "1" is not true or false | GATEWAY_LOG_FORMAT: "xml" is not text or json
     # What may be a secret is not shown as a path: its first folder is not there.
-    env {"API_TOKENS_FILE":"DIR"} → API_TOKENS_FILE: DIR cannot be read${BY_USER} (EISDIR)
-    env {"API_TOKENS_FILE":"X"} → API_TOKENS_FILE: X ${MISSING} | for: DIR/none, /no/such, DIR/no-folder/x
-    env {"API_TOKENS_FILE":"X"} → API_TOKENS_FILE: ${cwd}/X ${MISSING} | for: is-not-here, docs/is-not-here-at-all
-    env {"API_TOKENS_FILE":"X"} → API_TOKENS_FILE: the file ${MISSING} | for: /no-folder-anywhere/tokens, /${SECRET}
-    env {"API_TOKENS_FILE":"X"} → API_TOKENS_FILE: the file ${MISSING} in ${cwd} | for: ${SECRET}, no-folder/anywhere/tokens
+    env {"GATEWAY_TOKENS_FILE":"DIR"} → GATEWAY_TOKENS_FILE: DIR cannot be read${BY_USER} (EISDIR)
+    env {"GATEWAY_TOKENS_FILE":"X"} → GATEWAY_TOKENS_FILE: X ${MISSING} | for: DIR/none, /no/such, DIR/no-folder/x
+    env {"GATEWAY_TOKENS_FILE":"X"} → GATEWAY_TOKENS_FILE: ${cwd}/X ${MISSING} | for: is-not-here, docs/is-not-here-at-all
+    env {"GATEWAY_TOKENS_FILE":"X"} → GATEWAY_TOKENS_FILE: the file ${MISSING} | for: /no-folder-anywhere/tokens, /${SECRET}
+    env {"GATEWAY_TOKENS_FILE":"X"} → GATEWAY_TOKENS_FILE: the file ${MISSING} in ${cwd} | for: ${SECRET}, no-folder/anywhere/tokens
     # Where a source of tokens could not be read, nobody is told to let everybody in.
-    env {${open},"API_TOKENS_FILE":"DIR/none"} → API_TOKENS_FILE: DIR/none ${MISSING}
+    env {${open},"GATEWAY_TOKENS_FILE":"DIR/none"} → GATEWAY_TOKENS_FILE: DIR/none ${MISSING}
     load {"env":{${open}},"file":"DIR/none"} → configuration: DIR/none ${MISSING}
     load {"env":{${open}},"file":"DIR/half"} → DIR/half: is not a JSON object: line 1, column 2: it ends before the object is complete
     load {"env":{${open}},"file":"DIR/typo"} → token: is not a setting; did you mean "tokens"?
-    env {${open},"API_TOKEN":"${SECRET}"} → API_TOKEN: is not a setting; did you mean "API_TOKENS"?
+    env {${open},"API_TOKEN":"${SECRET}"} → API_TOKEN: is not a setting; did you mean "GATEWAY_TOKENS"?
     env {${open},"GATEWAY_CONF":"DIR/half"} → GATEWAY_CONF: is not a setting; did you mean "GATEWAY_CONFIG"?`;
   });
 
@@ -281,7 +281,7 @@ suite('config', SIDE_BY_SIDE, () => {
     const open = ':0, 0.0.0.0:0, [::]:0, 192.168.1.1:0, 127.example.com:0, [::ffff:127.0.0.1]:0';
     checkProblems(t)`
     {"listen":"X"} → | for: 127.0.0.1:0, 127.8.9.1:0, [::1]:0, localhost:0
-    {"listen":"X"} → tokens: none is configured, but the gateway would listen for other machines: name a file (--config, GATEWAY_CONFIG), or set API_TOKENS (the command "token" makes one); AUTH_ANONYMOUS=true would accept all requests | for: ${open}
+    {"listen":"X"} → tokens: none is configured, but the gateway would listen for other machines: name a file (--config, GATEWAY_CONFIG), or set GATEWAY_TOKENS (the command "token" makes one); GATEWAY_AUTH_ANONYMOUS=true would accept all requests | for: ${open}
     {"listen":"X","auth":{"anonymous":true}} → | for: ${open}
     {"listen":"X","tokens":{"a":{"secret":"${SECRET}"}}} → | for: ${open}`;
     const absent = { ...NO_TOKENS, allow: undefined, backend: undefined, limits: { body: undefined } } as object;
@@ -292,21 +292,23 @@ suite('config', SIDE_BY_SIDE, () => {
   test('flags override the environment, which overrides the file; tokens are not merged; by default a shutdown takes at most 8 s, and cors is off', (t) => {
     const backend = { url: 'http://file:1', timeout: '1s' };
     const file = fileWith(t, { listen: '127.0.0.1:1', backend, rate: '1/1s', tokens: { file: { secret: SECRET } } });
-    const env = { BACKEND_URL: 'http://env:2', LISTEN: '127.0.0.1:2', RATE: '2/1s' };
+    const env = { GATEWAY_BACKEND_URL: 'http://env:2', GATEWAY_LISTEN: '127.0.0.1:2', GATEWAY_RATE: '2/1s' };
     const { listen, rate, tokens, ...more } = loadSettings({ file, env, flags: { listen: '127.0.0.1:3' } });
     const found = [listen.port, more['backend.url'].url.origin, more['backend.timeout'], rate?.count];
     assert.deepEqual(found, [3, 'http://env:2', 1000, 2]);
     assert.deepEqual(tokens.map((token) => token.name), ['file']);
-    assert.deepEqual(loadSettings({ file, env: { API_TOKENS: OTHER } }).tokens.map((token) => token.name), ['token-1']);
-    const [without, less] = [loadSettings({}), loadSettings({ env: { SHUTDOWN_TIMEOUT: '3s' } })];
+    assert.deepEqual(loadSettings({ file, env: { GATEWAY_TOKENS: OTHER } }).tokens.map((token) => token.name), [
+      'token-1',
+    ]);
+    const [without, less] = [loadSettings({}), loadSettings({ env: { GATEWAY_SHUTDOWN: '3s' } })];
     assert.deepEqual([without.shutdown, less.shutdown, without.cors], [8000, 3000, undefined]);
   });
 
-  test('API_TOKENS accepts secrets and names, API_TOKENS_FILE one per line, and comments; secretFile names a file with the secret, whose outer white space is ignored', (t) => {
+  test('GATEWAY_TOKENS accepts secrets and names, GATEWAY_TOKENS_FILE one per line, and comments; secretFile names a file with the secret, whose outer white space is ignored', (t) => {
     const digest = hashOf(OTHER);
     const list = fileWith(t, `# for the house\nha=${SECRET}\n\n  # and for the alerts\n  sha256:${digest}  \n`);
     const lists = [`ha=${SECRET}, sha256:${digest}`, `\n ha=${SECRET}\tsha256:${digest.toUpperCase()}`];
-    for (const env of [...lists.map((text) => ({ API_TOKENS: text })), { API_TOKENS_FILE: list }]) {
+    for (const env of [...lists.map((text) => ({ GATEWAY_TOKENS: text })), { GATEWAY_TOKENS_FILE: list }]) {
       const { tokens } = loadSettings({ env });
       assert.deepEqual(tokens.map((token) => [token.name, token.digest]), [['ha', hashOf(SECRET)], [
         'token-2',
@@ -340,8 +342,9 @@ suite('config', SIDE_BY_SIDE, () => {
     const refused = (name: string, cure: string): void =>
       assert.deepEqual(problemsOf(() => load(name)), [`${name}: is not a setting; ${cure}`]);
     const names = (text: string): string[] => text.trim().split(/\s+/);
-    const restrictions = 'ALLOW_CLIENTS AUTH_METHODS AUTH_ANONYMOUS TRUSTED_PROXIES GATEWAY_CONFIG';
-    for (const known of names(`API_TOKENS API_TOKENS_FILE ${restrictions}`)) {
+    const restrictions =
+      'GATEWAY_CLIENTS GATEWAY_AUTH_METHODS GATEWAY_AUTH_ANONYMOUS GATEWAY_TRUSTED_PROXIES GATEWAY_CONFIG';
+    for (const known of names(`GATEWAY_TOKENS GATEWAY_TOKENS_FILE ${restrictions}`)) {
       for (let i = 0; i <= known.length; i++) {
         const [before, after] = [known.slice(0, i), known.slice(i)];
         for (const name of ['', '_', 'S', 'x'].flatMap((c) => [before + c + after, before + c + after.slice(1)])) {
@@ -350,8 +353,8 @@ suite('config', SIDE_BY_SIDE, () => {
         }
       }
     }
-    refused('ALLOWED_CLIENTS', 'did you mean "ALLOW_CLIENTS"?');
-    refused('TLS_CRT', 'did you mean "TLS_CERT"?');
+    refused('ALLOWED_CLIENTS', 'did you mean "GATEWAY_CLIENTS"?');
+    refused('TLS_CRT', 'did you mean "GATEWAY_TLS_CERT"?');
     const foreign = `HOSTNAMES settings__access__ipfilter__allowed api__tokens api__auth__methods service__hostnames
     API__TOKENS API__TOKEN API__TOKENS__0 API__AUTH__METHODS SERVICE__HOSTNAMES SETTINGS__
     SETTINGS__ACCESS__IPFILTER__ALLOWED SETTINGS__MESSAGE__VARIABLES__NUMBER`;
@@ -364,7 +367,7 @@ suite('config', SIDE_BY_SIDE, () => {
       assert.deepEqual([warnings, notes], [[], []], name);
     }
     // TOKENS may belong to another program if the gateway has tokens; without tokens it would be open.
-    refused('TOKENS', 'did you mean "API_TOKENS"?');
+    refused('TOKENS', 'did you mean "GATEWAY_TOKENS"?');
   });
 
   test('a gateway starts with the variables HOSTNAME, TOKEN and PORT, which any container may have', async (t) => {
@@ -378,27 +381,29 @@ suite('config', SIDE_BY_SIDE, () => {
     assert.deepEqual(loadSettings({ file }).warnings, []);
     const inFile = 'it belongs to a token in the file';
     const cures = {
-      ...{ RATE_LIMIT: 'did you mean "RATE"?', SENDERS: inFile, RECIPIENTS: inFile },
+      ...{ RATE_LIMIT: 'did you mean "GATEWAY_RATE"?', SENDERS: inFile, RECIPIENTS: inFile },
       ...{
-        BACKEND: 'did you mean "BACKEND_URL"?',
-        API_URL: 'did you mean "BACKEND_URL"?',
-        TOKENS: 'did you mean "API_TOKENS"?',
+        BACKEND: 'did you mean "GATEWAY_BACKEND_URL"?',
+        API_URL: 'did you mean "GATEWAY_BACKEND_URL"?',
+        TOKENS: 'did you mean "GATEWAY_TOKENS"?',
       },
       ...{ CONFIG: 'did you mean "GATEWAY_CONFIG"?', CONFIG_PATH: 'did you mean "GATEWAY_CONFIG"?' },
       ...{ API__URL: MIGRATING, SERVICE__PORT: MIGRATING, SERVICE__LOG_LEVEL: MIGRATING },
     };
     const named = Object.entries(cures).map(([name, cure]) => `${name} is not a setting, and does nothing; ${cure}`);
     const rows: [Record<string, string>, string[], ...string[]][] = [
-      [{ ...cures, API_TOKENS: SECRET }, [], ...named],
-      [{ API_TOKENS: OTHER }, ['--config', file], 'API_TOKENS replaces all tokens of the file'],
-      [{ API_TOKENS_FILE: list }, ['--config', file], 'API_TOKENS_FILE replaces all tokens of the file'],
+      [{ ...cures, GATEWAY_TOKENS: SECRET }, [], ...named],
+      [{ GATEWAY_TOKENS: OTHER }, ['--config', file], 'GATEWAY_TOKENS replaces all tokens of the file'],
+      [{ GATEWAY_TOKENS_FILE: list }, ['--config', file], 'GATEWAY_TOKENS_FILE replaces all tokens of the file'],
     ];
     for (const [env, args, ...warnings] of rows) {
       const isNote = args.length === 0;
       assert.deepEqual(loadSettings({ env }).notes, isNote ? named : []);
       const { code, stdout } = await cli(['--check', ...args], { env });
       assert.equal(code, 0);
-      const [line] = logLines((await startProcess(t, { args, env: { ...env, LOG_LEVEL: 'warn' } })).log) as [LogLine];
+      const [line] = logLines((await startProcess(t, { args, env: { ...env, GATEWAY_LOG_LEVEL: 'warn' } })).log) as [
+        LogLine,
+      ];
       assert.equal(line.level, 'warn');
       assert.deepEqual(new Set(line.warning.split(/; (?=[A-Z_]+ (?:is|replaces) )/)), new Set(warnings));
       const said = warnings.map((warning) => `${isNote ? 'note' : 'warning'}: ${warning}`);
@@ -438,8 +443,8 @@ suite('config', SIDE_BY_SIDE, () => {
   test('outside the JSON file a secret in quotes, brackets or separators of another format is refused, and not shown; an empty digest is refused everywhere', (t) => {
     const inFile = (text: string): string => fileWith(t, `${text}\n`);
     const places: ((text: string) => unknown)[] = [
-      (text) => loadSettings({ env: { API_TOKENS: text } }),
-      (text) => loadSettings({ env: { API_TOKENS_FILE: inFile(text) } }),
+      (text) => loadSettings({ env: { GATEWAY_TOKENS: text } }),
+      (text) => loadSettings({ env: { GATEWAY_TOKENS_FILE: inFile(text) } }),
       (text) => createGateway({ tokens: { a: { secretFile: inFile(text) } } }),
       (text) => createGateway({ tokens: { a: { secret: text } } }),
     ];
@@ -468,14 +473,14 @@ suite('config', SIDE_BY_SIDE, () => {
 
   // A comment after a secret, or a name before it, became a token with all rights.
   test('attack: let a comment, a name or a digest pasted with its surroundings become a token', (t) => {
-    const inFile = (text: string): NodeJS.ProcessEnv => ({ API_TOKENS_FILE: fileWith(t, text) });
+    const inFile = (text: string): NodeJS.ProcessEnv => ({ GATEWAY_TOKENS_FILE: fileWith(t, text) });
     const digest = hashOf(SECRET);
     const remark = 'which needs its own line; if it is a secret, write name=SECRET';
-    const twoWords = 'API_TOKENS_FILE: has two words on one line; write one token per line, SECRET or name=SECRET';
+    const twoWords = 'GATEWAY_TOKENS_FILE: has two words on one line; write one token per line, SECRET or name=SECRET';
     const pasted = 'contains a digest and more; write "sha256:" and its 64 digits, and nothing else';
     const envs: [env: NodeJS.ProcessEnv, problem?: string][] = [
       ...['# the-phone-of-my-wife', '#the-phone-of-my-wife', '// the-phone-of-my-wife', '//the-phone-of-my-wife']
-        .map((text): [NodeJS.ProcessEnv, string] => [{ API_TOKENS: `${SECRET} ${text}` }, remark]),
+        .map((text): [NodeJS.ProcessEnv, string] => [{ GATEWAY_TOKENS: `${SECRET} ${text}` }, remark]),
       ...[
         ' # the-phone-of-my-wife',
         ' the-phone-of-my-wife',
@@ -501,9 +506,9 @@ suite('config', SIDE_BY_SIDE, () => {
           [{ GATEWAY_CONFIG: fileWith(t, { tokens: { a: { secret: text } } }) }, pasted],
           [{ GATEWAY_CONFIG: fileWith(t, { tokens: { a: { secretFile: fileWith(t, `${text}\n`) } } }) }, pasted],
         ]),
-      [{ API_TOKENS: `phone:sha256:${digest}` }, pasted],
+      [{ GATEWAY_TOKENS: `phone:sha256:${digest}` }, pasted],
       // These are not mistakes.
-      [{ API_TOKENS: `a=//${SECRET} b=#${OTHER}` }],
+      [{ GATEWAY_TOKENS: `a=//${SECRET} b=#${OTHER}` }],
       [inFile(`# the house\n\n  # SECRET # x y\n${SECRET},\r\n\n a=sha256:${hashOf(OTHER)} \n`)],
       [{ GATEWAY_CONFIG: fileWith(t, { tokens: { a: { secret: 'a correct horse of sixteen' } } }) }],
     ];
@@ -534,7 +539,7 @@ suite('config', SIDE_BY_SIDE, () => {
     for (const [given, ...warnings] of rows) {
       const isEnv = typeof given === 'string';
       const args = isEnv ? [] : ['--config', fileWith(t, { tokens: { a: given } })];
-      const { stdout, code } = await cli(['--check', ...args], { env: isEnv ? { API_TOKENS: given } : {} });
+      const { stdout, code } = await cli(['--check', ...args], { env: isEnv ? { GATEWAY_TOKENS: given } : {} });
       assert.equal(code, 0);
       const lines = stdout.split('\n').filter((line) => line.startsWith('warning: the token'));
       assert.deepEqual(lines, warnings.map((warning) => `warning: ${warning}`));
@@ -570,7 +575,7 @@ suite('config', SIDE_BY_SIDE, () => {
 
   test('cors accepts only origins as browsers write them', (t) => {
     const good = 'https://dash.example:8443, http://localhost, http://192.168.1.2:3000, https://[::1]:1';
-    assert.deepEqual([...loadSettings({ env: { CORS_ORIGINS: good } }).cors!], good.split(', '));
+    assert.deepEqual([...loadSettings({ env: { GATEWAY_CORS: good } }).cors!], good.split(', '));
     const NO_ORIGIN = 'is not an origin as browsers send it: https://dash.example:8443, no path, no default port';
     checkProblems(t)`
     {"cors":["X"]} → cors[0]: "X" ${NO_ORIGIN} | for: *, null, https://*, dash.example, //dash.example, https://d/x, https://d?x, https://Dash, HTTPS://d, https://d:443, http://d:80, http://d:080, https://u@d, ftp://d, file://, https://dé, https://1.2.3,  https://d

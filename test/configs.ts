@@ -1,12 +1,12 @@
 /** Configurations that several tests use. */
 
 import type { GatewayConfig, TokenConfig } from '../gateway.ts';
-import { FORMS } from './gateway.ts';
+import { AUTH_METHODS } from './gateway.ts';
 import { FROM, LAST, OTHER, SECRET, TO } from './samples.ts';
 
-export const FORM_WORDS = Object.keys(FORMS) as (keyof typeof FORMS)[];
+export const METHOD_NAMES = Object.keys(AUTH_METHODS) as (keyof typeof AUTH_METHODS)[];
 
-export const ALL_FORMS: GatewayConfig = { auth: { methods: FORM_WORDS } };
+export const ALL_METHODS: GatewayConfig = { auth: { methods: METHOD_NAMES } };
 
 export const ALL_GROUPS = { allow: ['messaging', 'setup'] };
 

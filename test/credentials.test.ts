@@ -5,7 +5,7 @@ import { statusOf } from './answers.ts';
 import { assert, difference, logLines, requests } from './assertions.ts';
 import { startBackend } from './backend.ts';
 import { addressOf, ask, open, rawRequest } from './client.ts';
-import { ALL_FORMS, FORM_WORDS, NO_TOKENS, tokens } from './configs.ts';
+import { ALL_METHODS, METHOD_NAMES, NO_TOKENS, tokens } from './configs.ts';
 import { changedSource, mistakesIn } from './files.ts';
 import { RateLimiter } from './gateway.ts';
 import { SIDE_BY_SIDE, test } from './guard.ts';
@@ -28,8 +28,8 @@ function withTwo(row: string): string {
 suite('credentials', SIDE_BY_SIDE, () => {
   for (const { name, form, ask: make } of SPELLINGS) {
     const [wrong, right] = [OTHER, SECRET].map((token) => rowWith({ body: HELLO, ...make(token) }));
-    const others = FORM_WORDS.filter((other) => other !== form);
-    const reason = form === 'body' ? 'no_credential' : 'form_not_accepted';
+    const others = METHOD_NAMES.filter((other) => other !== form);
+    const reason = form === 'body' ? 'no_credential' : 'method_not_accepted';
     const query = name.startsWith('query as') ? '?x=1&y=2' : '';
     const two = withTwo(right!);
     strict.notEqual(two, right, `the form ${name} has no row with two credentials`);
@@ -37,7 +37,7 @@ suite('credentials', SIDE_BY_SIDE, () => {
     table(
       `form ${name}: a valid token sends and is removed; a wrong one, or a form not accepted for it, is 401; two are 400`,
       {
-        ...ALL_FORMS,
+        ...ALL_METHODS,
       },
     )`
       ${two} → 400 ${ambiguous}
@@ -48,12 +48,12 @@ suite('credentials', SIDE_BY_SIDE, () => {
 
   // A sixth form, added as documented, sent its secret to the backend, and every test passed.
   test('each form of the table is tested here; a form added to it is removed from requests, and does not compile unless it is searched for', async (t) => {
-    assert.deepEqual(difference('FORMS', FORM_WORDS, 'SPELLINGS', SPELLINGS.map(({ form }) => form)), []);
+    assert.deepEqual(difference('AUTH_METHODS', METHOD_NAMES, 'SPELLINGS', SPELLINGS.map(({ form }) => form)), []);
     const added = "  key: 'header x-api-key',\n  token: 'parameter token',\n";
     const file = changedSource(t, ["  body: 'member auth',\n", (row) => row + added]);
     const changed = await import(pathToFileURL(file).href) as typeof import('./gateway.ts');
     const backend = await startBackend(t);
-    const config = { ...ALL_FORMS, backend: { url: backend.url }, listen: '127.0.0.1:0', ...tokens({}) };
+    const config = { ...ALL_METHODS, backend: { url: backend.url }, listen: '127.0.0.1:0', ...tokens({}) };
     const gateway = changed.createGateway(config, { log: () => {} });
     t.after(() => gateway.close());
     const headers = { ...BEARER, 'x-api-key': OTHER };
@@ -70,7 +70,7 @@ suite('credentials', SIDE_BY_SIDE, () => {
     POST /v2/send?@auth=${SECRET} ;; POST /@auth=${SECRET}/v2/send ;; POST /@auth=${OTHER}/v2/send → 201
     bearer ${OTHER} ;; bearer → 201`;
 
-  table('the first credential counts, in the order header, path, query, body: a wrong one is 401', ALL_FORMS)`
+  table('the first credential counts, in the order header, path, query, body: a wrong one is 401', ALL_METHODS)`
     * POST /v2/send → 401 unauthorized | ${HELLO}
     bearer ${OTHER} | POST /@auth=${SECRET}/v2/send | ${HELLO}
     bearer | POST /@auth=${OTHER}/v2/send?@auth=${OTHER} | ${AUTHED(OTHER)} → 201
@@ -87,7 +87,7 @@ suite('credentials', SIDE_BY_SIDE, () => {
     // The last byte of à and Р is A0, that of … A6, and that of Ѕ 85: a space or a line break in Latin-1.
     const secrets = 'pass:wörd:with:colons sésame-ouvre-toi-à пароль-для-всех-Р three-dots-and-more… ЅЅЅЅЅЅЅЅЅЅЅЅЅЅЅЅ';
     for (const secret of secrets.split(' ')) {
-      const both = await startBoth(t, { ...ALL_FORMS, tokens: { test: { secret } } });
+      const both = await startBoth(t, { ...ALL_METHODS, tokens: { test: { secret } } });
       const encoded = encodeURIComponent(secret);
       await checkRows(both, [
         `* ${HELLO} → 201`,
@@ -99,7 +99,7 @@ suite('credentials', SIDE_BY_SIDE, () => {
     }
   });
 
-  table('two credentials in one place are 400, and an empty header is not a credential', ALL_FORMS)`
+  table('two credentials in one place are 400, and an empty header is not a credential', ALL_METHODS)`
     * → 400 bad_credential
     GET /v1/about?@auth=${SECRET}&%40auth=${SECRET} ;; GET /@auth=${SECRET}/@auth=${SECRET}/v1/about
     GET /v1/@auth=${SECRET}/about → 400 bad_target ;; {"auth":"${SECRET}","auth":"${SECRET}"} → 400 bad_field
@@ -113,8 +113,8 @@ suite('credentials', SIDE_BY_SIDE, () => {
   table('every 401 is the same, whatever was wrong, and has both challenges', EXPIRED)`
     * ${THE_401}
     bearer wrong → reason=unknown_token ;; bearer ${OTHER} → reason=expired_token
-    basic api:${OTHER} → reason=expired_token ;; basic → reason=form_not_accepted
-    GET /@auth=${SECRET}/v1/about → reason=form_not_accepted ;; basic root:${SECRET} → reason=wrong_user
+    basic api:${OTHER} → reason=expired_token ;; basic → reason=method_not_accepted
+    GET /@auth=${SECRET}/v1/about → reason=method_not_accepted ;; basic root:${SECRET} → reason=wrong_user
     basic ${SECRET} → reason=wrong_user ;; Authorization: ${SECRET} → reason=unknown_scheme
     basic API:${SECRET} → reason=wrong_user ;; basic Api:${SECRET} → reason=wrong_user
     Authorization: Token ${SECRET} → reason=unknown_scheme

@@ -10,7 +10,7 @@ import { startDemo } from './start.ts';
 suite('demo', SIDE_BY_SIDE, () => {
   test('--demo: every printed curl line does what it claims, the token does not reach the backend, and a client may disconnect halfway', async (t) => {
     // Request lines, which the demo does not show by default, let this test know what has happened.
-    const { output, close, first, secret, ...to } = await startDemo(t, { env: { LOG_LEVEL: 'debug' } });
+    const { output, close, first, secret, ...to } = await startDemo(t, { env: { GATEWAY_LOG_LEVEL: 'debug' } });
     assert.ok(first.length <= 80, first);
     // Without a character that any shell would take for its own, cmd.exe and PowerShell included.
     assert.match(first, /^curl -u api:[\w-]+ -d Hi 127\.0\.0\.1:\d+\/v2\/send$/);

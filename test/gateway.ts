@@ -9,7 +9,7 @@ export const {
   BodyScan,
   ConfigError,
   createGateway,
-  FORMS,
+  AUTH_METHODS,
   loadSettings,
   Metrics,
   parseTarget,

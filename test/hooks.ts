@@ -1,14 +1,14 @@
 /** Tokens that turn what they post into sends, and the rows of a table that they need. */
 
 import type { GatewayConfig, TokenConfig } from '../gateway.ts';
-import { ALL_FORMS } from './configs.ts';
+import { ALL_METHODS } from './configs.ts';
 import { Template } from './gateway.ts';
 import { literal } from './rows.ts';
 import { DEFAULTS, SECRET, URLENCODED } from './samples.ts';
 
 /** A token that turns what it posts into sends. */
 export function hook(token: TokenConfig = { defaults: DEFAULTS }): GatewayConfig {
-  return { ...ALL_FORMS, tokens: { hook: { secret: SECRET, ...token } } };
+  return { ...ALL_METHODS, tokens: { hook: { secret: SECRET, ...token } } };
 }
 
 export const reading = (message: string): TokenConfig => ({ defaults: DEFAULTS, message });

@@ -7,7 +7,7 @@ import { statusOf } from './answers.ts';
 import { assert, difference, groupsOf, linesOf, logLines, requests, until } from './assertions.ts';
 import { barred, sparePort, startBackend } from './backend.ts';
 import { ask, raw, rawRequest, scrape } from './client.ts';
-import { ALL_FORMS, AT_INFO, NO_TOKENS, tokens } from './configs.ts';
+import { ALL_METHODS, AT_INFO, NO_TOKENS, tokens } from './configs.ts';
 import { MANUAL, SOURCE } from './files.ts';
 import { FILE } from './gateway.ts';
 import { SIDE_BY_SIDE, test } from './guard.ts';
@@ -19,7 +19,7 @@ import { start, startBoth, startGateway, startProcess } from './start.ts';
 suite('log', SIDE_BY_SIDE, () => {
   test('canary: a secret, in any form, valid or not, accepted or refused, appears in nothing that is emitted', async (t) => {
     const canary = 'CANARY0secret0that0must0not0show';
-    const own = { ...ALL_FORMS, tokens: { test: { secret: canary } } };
+    const own = { ...ALL_METHODS, tokens: { test: { secret: canary } } };
     const { backend, gateway } = await startBoth(t, own);
     const other = { other: { secret: OTHER, recipients: [STRANGER] } };
     const strict = await startGateway(t, backend, { auth: { methods: ['bearer'] }, tokens: other });
@@ -86,7 +86,7 @@ suite('log', SIDE_BY_SIDE, () => {
       client: '127.0.0.1',
       method: 'GET',
       token: 'test',
-      form: 'bearer',
+      auth: 'bearer',
       bytesIn: 0,
     };
     assert.deepEqual(first, { ...common, level: 'info', route: '/v1/receive/:number', status: 200 });
@@ -103,8 +103,8 @@ suite('log', SIDE_BY_SIDE, () => {
     await ask(gateway, { body: '{"a":', headers: { authorization: `Bearer ${OTHER}` } });
     const lines = [
       /^\S+Z warn {2}listening listen=http:\/\/127\.0\.0\.1:\d+ backend=http:\/\/127\.[\d.]+:\d+ tokens=3 names=test,other,old allow=info,receive,setup,send warning="the token \\"old\\" has expired"$/,
-      /^\S+Z info {2}status=200 method=GET route=\/v1\/about token=test client=127\.0\.0\.1 form=bearer ms=\d+ bytesOut=\d+ requestId=[\w-]{36}$/,
-      /^\S+Z warn {2}status=400 code=bad_json method=POST route=\/v2\/send token=other client=127\.0\.0\.1 form=bearer ms=\d+ bytesIn=5 bytesOut=\d+ requestId=[\w-]{36}$/,
+      /^\S+Z info {2}status=200 method=GET route=\/v1\/about token=test client=127\.0\.0\.1 auth=bearer ms=\d+ bytesOut=\d+ requestId=[\w-]{36}$/,
+      /^\S+Z warn {2}status=400 code=bad_json method=POST route=\/v2\/send token=other client=127\.0\.0\.1 auth=bearer ms=\d+ bytesIn=5 bytesOut=\d+ requestId=[\w-]{36}$/,
     ];
     for (const [i, line] of lines.entries()) assert.match(gateway.log[i]!, line);
     const { log } = await startGateway(t, backend, { ...NO_TOKENS, log: { format: 'text' } });
@@ -194,7 +194,7 @@ suite('log', SIDE_BY_SIDE, () => {
 
   // Each line increased memory, and SIGTERM no longer stopped the process; on Deno it hung after 260 requests.
   test('an unread log is discarded beyond 1 MiB and counted, and blocks neither the gateway nor its shutdown', async (t) => {
-    const env = { LOG_LEVEL: 'debug', ALLOW: 'metrics' };
+    const env = { GATEWAY_LOG_LEVEL: 'debug', GATEWAY_ALLOW: 'metrics' };
     const gateway = await startProcess(t, { backend: await startBackend(t), env });
     gateway.child.stdout!.pause();
     const agent = new http.Agent({ keepAlive: true });
@@ -226,7 +226,12 @@ suite('log', SIDE_BY_SIDE, () => {
     const to = { port: await sparePort() };
     const command = [process.execPath, ...'Deno' in globalThis ? ['run', '-A'] : [], ...LOADER, fileURLToPath(FILE)];
     const { url } = await startBackend(t);
-    const env = { HOME: process.env.HOME, LISTEN: `127.0.0.1:${to.port}`, API_TOKENS: SECRET, BACKEND_URL: url };
+    const env = {
+      HOME: process.env.HOME,
+      GATEWAY_LISTEN: `127.0.0.1:${to.port}`,
+      GATEWAY_TOKENS: SECRET,
+      GATEWAY_BACKEND_URL: url,
+    };
     const child = start([], env, ['sh', '-c', 'exec "$0" "$@" >/dev/full 2>&1', ...command]);
     t.after(() => child.kill('SIGKILL'));
     while (!await ask(to, { path: '/healthz' }).catch(() => undefined)) assert.equal(child.exitCode, null);

@@ -1,7 +1,7 @@
 import { suite } from 'node:test';
 import { assert, problemsOf, requests, until } from './assertions.ts';
 import { ask } from './client.ts';
-import { ALL_FORMS, tokens } from './configs.ts';
+import { ALL_METHODS, tokens } from './configs.ts';
 import { fileWith } from './files.ts';
 import { loadSettings } from './gateway.ts';
 import { SIDE_BY_SIDE, test } from './guard.ts';
@@ -94,7 +94,10 @@ suite('messages', SIDE_BY_SIDE, () => {
     ].map((row) => `${row} → ${outcome}`)
   );
 
-  const EVERY_ROUTE = { ...ALL_FORMS, allow: ['messaging', 'GET /v2/send', 'GET /v1/contacts/:number', '* /v1/new/*'] };
+  const EVERY_ROUTE = {
+    ...ALL_METHODS,
+    allow: ['messaging', 'GET /v2/send', 'GET /v1/contacts/:number', '* /v1/new/*'],
+  };
 
   table('defaults confine: a token without lists uses the account and the recipients of its defaults alone', {
     ...{ ...EVERY_ROUTE, tokens: { hook: { secret: SECRET, defaults: DEFAULTS } } },

@@ -6,7 +6,7 @@ import type { TokenConfig } from '../gateway.ts';
 import { assert, assertDenied, closed, groupsOf, linesOf, requests, until } from './assertions.ts';
 import { startBackend } from './backend.ts';
 import { type Ask, ask, METRICS, open, scrape } from './client.ts';
-import { ALL_FORMS, NO_TOKENS, tokens } from './configs.ts';
+import { ALL_METHODS, NO_TOKENS, tokens } from './configs.ts';
 import { blocks, PACKAGE, PAGES, read } from './files.ts';
 import { Metrics } from './gateway.ts';
 import { SIDE_BY_SIDE, test } from './guard.ts';
@@ -20,7 +20,7 @@ const SCRAPER: TokenConfig = { allow: ['metrics'] };
 
 suite('metrics', SIDE_BY_SIDE, () => {
   test('GET /metrics is valid Prometheus text without phone numbers, secrets or client paths, and is never relayed', async (t) => {
-    const { backend, gateway } = await startBoth(t, { ...ALL_FORMS, ...tokens({}, SCRAPER) });
+    const { backend, gateway } = await startBoth(t, { ...ALL_METHODS, ...tokens({}, SCRAPER) });
     await ask(gateway, { headers: BEARER, body: HELLO });
     for (const path of [`/v1/receive/${FROM}`, `/@auth=${SECRET}/v1/groups/${FROM}/${GROUP}`, '/no/such', '/metrics']) {
       await ask(gateway, { path });
@@ -113,7 +113,7 @@ suite('metrics', SIDE_BY_SIDE, () => {
       [{}, { headers: { 'authorization': basic(`api:${OTHER}`), 'sec-fetch-site': 'cross-site' } }, 403],
     ];
     for (const [settings, request, status] of rows) {
-      const both = await startBoth(t, { ...ALL_FORMS, rate: '1/1h', ...tokens({}, { ...SCRAPER, ...settings }) });
+      const both = await startBoth(t, { ...ALL_METHODS, rate: '1/1h', ...tokens({}, { ...SCRAPER, ...settings }) });
       const { gateway, backend } = both;
       assert.equal(
         (await ask(gateway, { ...METRICS, ...request })).status,

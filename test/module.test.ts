@@ -68,7 +68,7 @@ suite('module', SIDE_BY_SIDE, () => {
     const rows = [["await import('./gateway.ts');", /^$/], [blocks('ts')[0]!, /^http:\/\/127\.0\.0\.1:\d+$/m]] as const;
     for (const [example, printed] of rows) {
       const embedding = script(t, example.replace("'./gateway.ts'", JSON.stringify(program().at(-1))));
-      const env = { LISTEN: 'nonsense', APP_TOKEN: SECRET };
+      const env = { GATEWAY_LISTEN: 'nonsense', APP_TOKEN: SECRET };
       const { code, stdout, stderr } = await runProcess([], { program: embedding, env });
       assert.deepEqual([code, stderr], [0, ''], stdout);
       assert.match(stdout, printed);
@@ -82,7 +82,7 @@ suite('module', SIDE_BY_SIDE, () => {
       text.replace(/\s+/g, ' ').replace(', }', ' }')
     );
     assert.deepEqual(exported, [
-      'export { BodyScan, ConfigError, createGateway, FORMS, loadSettings, Metrics, parseTarget, RateLimiter, ROUTES, run, Template };',
+      'export { BodyScan, ConfigError, createGateway, AUTH_METHODS, loadSettings, Metrics, parseTarget, RateLimiter, ROUTES, run, Template };',
       'export type { Gateway, GatewayConfig, GatewayOptions, TokenConfig };',
     ]);
   });

@@ -162,7 +162,7 @@ suite('outages', SIDE_BY_SIDE, () => {
     t.after(() => server.closeAllConnections());
     const file = join(folder(t), 'ca.pem');
     writeFileSync(file, CERTS[0].cert);
-    const own = { BACKEND_WAIT: '1h', NODE_EXTRA_CA_CERTS: file, ...env };
+    const own = { GATEWAY_BACKEND_WAIT: '1h', NODE_EXTRA_CA_CERTS: file, ...env };
     const gateway = await startProcess(t, { backend: { url }, env: own });
     await until(() => linesOf(gateway, /^the backend answers/).length === 1); // on a separate connection
     backend.sockets.length = 0;
@@ -206,7 +206,7 @@ suite('outages', SIDE_BY_SIDE, () => {
   });
 
   test('outages that end and start again share backend.wait', ON_NODE, async (t) => {
-    const { backend, gateway, say } = await startFlaky(t, { BACKEND_WAIT: '8s' });
+    const { backend, gateway, say } = await startFlaky(t, { GATEWAY_BACKEND_WAIT: '8s' });
     backend.how = () => backend.sockets.length % 2 === 1 ? 'refuse' : 'serve'; // each probe connects, each request fails
     assert.equal(outcomeOf(await say('hello')), '502 backend_unreachable');
     assert.ok(linesOf(gateway, /reachable again/).length > 1, 'there was one outage');
@@ -216,7 +216,7 @@ suite('outages', SIDE_BY_SIDE, () => {
     'after an outage the slots go to the first requests, although their connections failed last',
     ON_NODE,
     async (t) => {
-      const { backend, gateway, say } = await startFlaky(t, { BACKEND_PARALLEL: '2' });
+      const { backend, gateway, say } = await startFlaky(t, { GATEWAY_BACKEND_PARALLEL: '2' });
       backend.how = 'hang';
       const answers = [say('a')];
       await until(() => backend.sockets.length === 1);

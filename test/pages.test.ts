@@ -131,10 +131,12 @@ suite('pages', SIDE_BY_SIDE, () => {
     // Those of the backend, the tests, the shell, another gateway, and a reader of the backend's WebSocket.
     const others = ['MODE', 'TEST_SEED', 'TEST_GATEWAY_FILE', 'SEND', 'API__TOKENS', 'API__URL', 'AUTO_RECEIVE'];
     others.push('SIGNAL_API_URL', 'SIGNAL_ACCOUNT', 'NODE_OPTIONS');
-    const known = new Set([...SETTING_ROWS.map(([, env]) => env), 'API_TOKENS_FILE', 'GATEWAY_CONFIG', ...others]);
+    const known = new Set([...SETTING_ROWS.map(([, env]) => env), 'GATEWAY_TOKENS_FILE', 'GATEWAY_CONFIG', ...others]);
     const used = [...blocks('sh|yaml|ini'), ...groupsOf(ALL_PAGES, /`([^`\n]+)`/g)]
       .flatMap((text) => groupsOf(text, /(?:^|[\s`-])([A-Z][A-Z_]{2,})(?:=|: )/gm));
-    for (const name of ['TRUSTED_PROXIES', 'GATEWAY_CONFIG', 'TLS_KEY']) assert.ok(used.includes(name), name);
+    for (const name of ['GATEWAY_TRUSTED_PROXIES', 'GATEWAY_CONFIG', 'GATEWAY_TLS_KEY']) {
+      assert.ok(used.includes(name), name);
+    }
     assert.deepEqual(used.filter((name) => !known.has(name)), []);
 
     const command =
@@ -237,7 +239,7 @@ suite('pages', SIDE_BY_SIDE, () => {
     for (const reason of groupsOf(common + troubles, /reason=([a-z]\w+)/g)) {
       assert.ok(SOURCE.includes(reason), `the pages explain reason=${reason}, which gateway.ts does not have`);
     }
-    const reasons = 'no_credential unknown_token expired_token form_not_accepted wrong_user unknown_scheme';
+    const reasons = 'no_credential unknown_token expired_token method_not_accepted wrong_user unknown_scheme';
     for (const reason of reasons.split(' ')) {
       assert.ok(SOURCE.includes(`'${reason}'`), `gateway.ts has no reason '${reason}'`);
       assert.ok(troubles.includes(`\n| \`${reason}\`: `), `docs/troubleshooting.md has no row for \`${reason}\``);

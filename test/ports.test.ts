@@ -22,7 +22,7 @@ test('a port that cannot be opened is an error with advice', async (t) => {
   }
   for (const [listen, message] of rows) {
     if (isRoot && listen.endsWith(':1')) process.seteuid!(65_534);
-    const env = { LISTEN: listen, API_TOKENS: SECRET };
+    const env = { GATEWAY_LISTEN: listen, GATEWAY_TOKENS: SECRET };
     const { code, stderr } = await cli([], { env }).finally(() => isRoot && isNode && process.seteuid!(0));
     assert.deepEqual([code, /^gateway: cannot run: /.test(stderr)], [1, true], stderr);
     assert.match(stderr, message);

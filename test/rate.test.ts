@@ -88,7 +88,7 @@ suite('rate', SIDE_BY_SIDE, () => {
     const config = { trustedProxies: ['127.0.0.1'], ...tokens({ methods: ['bearer'] }, { expires: '2020-01-01' }) };
     const { asks } = await startClocked(t, config);
     const ways = listed`
-      bearer ${OTHER} | expired_token ;; basic | form_not_accepted ;; GET /@auth=${SECRET}/v1/about | form_not_accepted
+      bearer ${OTHER} | expired_token ;; basic | method_not_accepted ;; GET /@auth=${SECRET}/v1/about | method_not_accepted
       basic root:${SECRET} | wrong_user ;; Authorization: Digest x | unknown_scheme`;
     for (const [i, way] of ways.entries()) {
       const [request, reason] = way.split(' | ');

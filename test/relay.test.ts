@@ -7,7 +7,7 @@ import { outcomeOf, statusOf } from './answers.ts';
 import { assert, closed, requests, until } from './assertions.ts';
 import { ANY_ROUTE, barred, serve, startBackend, startRawBackend } from './backend.ts';
 import { ask, open, raw, rawRequest } from './client.ts';
-import { ALL_FORMS, CONFINED, tokens } from './configs.ts';
+import { ALL_METHODS, CONFINED, tokens } from './configs.ts';
 import { type Change, changedSource, fixture } from './files.ts';
 import { SIDE_BY_SIDE, test } from './guard.ts';
 import { beginLarge, LARGE, send, settled, statusFor } from './held.ts';
@@ -94,7 +94,7 @@ suite('relay', SIDE_BY_SIDE, () => {
   });
 
   test('headers into which browsers and proxies copy a URL with its token are removed; a copy that a client puts elsewhere is not', async (t) => {
-    const { backend, gateway } = await startBoth(t, ALL_FORMS);
+    const { backend, gateway } = await startBoth(t, ALL_METHODS);
     const kept = { 'x-other': OTHER, 'x-own': SECRET, 'user-agent': 'x', 'x-bad': '%zz%e4%' };
     for (const copy of copiesOf(SECRET)) {
       const answer = await ask(gateway, { path: `/v1/about?@auth=${SECRET}`, headers: { ...kept, ...copy } });

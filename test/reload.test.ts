@@ -30,7 +30,7 @@ suite('reload', SIDE_BY_SIDE, () => {
     assert.deepEqual(await running, [200]);
     const before = gateway.log.length;
     assert.equal(problemsOf(() => gateway.reload({ tokens: { a: { secret: 'short' } } })).length, 1);
-    const open = ['tokens: none is configured; AUTH_ANONYMOUS=true would accept all requests'];
+    const open = ['tokens: none is configured; GATEWAY_AUTH_ANONYMOUS=true would accept all requests'];
     assert.deepEqual(problemsOf(() => gateway.reload(NO_TOKENS)), open);
     // The new `listen` takes effect at the next start: until then other machines could connect to this gateway.
     const anonymous = createGateway({ listen: '0.0.0.0:0', auth: { anonymous: true } }, { log: () => {} });
@@ -114,7 +114,7 @@ suite('reload', SIDE_BY_SIDE, () => {
     async (t) => {
       const row = "  'limits.headers': ['MAX_HEADERS', countFrom(1), 'header fields', '200'],\n";
       const added: Change[] = [
-        ["  'shutdown': ['SHUTDOWN_TIMEOUT'", (text) => row + text],
+        ["  'shutdown': ['GATEWAY_SHUTDOWN'", (text) => row + text],
         ['server.maxHeadersCount = HEADERS_LIMIT + 1', () => "server.maxHeadersCount = settings['limits.headers'] + 1"],
       ];
       assert.deepEqual(await mistakesIn(changedSource(t, ...added)), ['createServer']);

@@ -203,7 +203,7 @@ suite('shutdown', SIDE_BY_SIDE, () => { // node:http considered the connection i
     };`;
     for (const args of [[], ['--demo']]) {
       const program: Program = [process.execPath, ...LOADER, '--import', script(t, code).at(-1)!, fileURLToPath(FILE)];
-      const child = start(args, { LISTEN: '127.0.0.1:0', LOG_FORMAT: 'json' }, program);
+      const child = start(args, { GATEWAY_LISTEN: '127.0.0.1:0', GATEWAY_LOG_FORMAT: 'json' }, program);
       assert.deepEqual(await once(child, 'close'), [0, null], child.output());
       assert.match(child.output(), /"listening"/);
     }

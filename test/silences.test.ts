@@ -76,7 +76,7 @@ suite('silences', SIDE_BY_SIDE, () => {
       answerAsBackend({ sent: [] } as unknown as Backend, seenOf(req, Buffer.alloc(0), true), res);
     });
     const url = await serve(t, late);
-    const gateway = await startProcess(t, { backend: { url }, env: { ALLOW: 'metrics,info' } });
+    const gateway = await startProcess(t, { backend: { url }, env: { GATEWAY_ALLOW: 'metrics,info' } });
     const up = async () => (await scrape(gateway, { path: '/metrics', headers: BEARER })).backend_up;
     await until(() => linesOf(gateway, /^the backend /).length === 1);
     assert.equal(await up(), 0);
@@ -226,10 +226,12 @@ suite('silences', SIDE_BY_SIDE, () => {
   });
 
   test('a gateway whose backend.url is its own address logs that, with and without tokens', async (t) => {
-    for (const env of [{ API_TOKENS: SECRET }, {}]) {
+    for (const env of [{ GATEWAY_TOKENS: SECRET }, {}]) {
       const port = await sparePort();
       const url = `http://localhost:${port}`;
-      const gateway = await startProcess(t, { env: { ...env, LISTEN: `127.0.0.1:${port}`, BACKEND_URL: url } });
+      const gateway = await startProcess(t, {
+        env: { ...env, GATEWAY_LISTEN: `127.0.0.1:${port}`, GATEWAY_BACKEND_URL: url },
+      });
       await until(() => linesOf(gateway, /^the backend /).length > 0);
       const [{ level, reason, hint }] = linesOf(gateway, /^the backend /) as [LogLine];
       const cure = "backend.url is this gateway's own address: give the backend's";

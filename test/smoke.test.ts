@@ -13,7 +13,7 @@ import { accepted, startUpgradeBackend } from './websocket.ts';
 suite('smoke', SIDE_BY_SIDE, () => {
   test('a token is accepted in each place and spelling, another one in none', async (t) => {
     const backend = await startBackend(t);
-    const env = { AUTH_METHODS: 'bearer,basic,query,path,body' };
+    const env = { GATEWAY_AUTH_METHODS: 'bearer,basic,query,path,body' };
     const gateway = await startProcess(t, { backend, env });
     for (const { name, ask: make } of SPELLINGS) {
       const before = backend.seen.length;
@@ -51,7 +51,7 @@ suite('smoke', SIDE_BY_SIDE, () => {
 
   test('a WebSocket receives, and a SIGTERM ends it and the process', async (t) => {
     const backend = await startUpgradeBackend(t);
-    const gateway = await startProcess(t, { backend, env: { ALLOW: 'receive' } });
+    const gateway = await startProcess(t, { backend, env: { GATEWAY_ALLOW: 'receive' } });
     const { socket, text } = await accepted(t, gateway);
     backend.sockets[0]!.write('from the backend');
     await until(() => text().endsWith('from the backend'), 'what the backend sends');
@@ -62,7 +62,7 @@ suite('smoke', SIDE_BY_SIDE, () => {
   });
 
   test('a mistake in the configuration ends the process with 2 before the port opens', async () => {
-    const { code, stderr } = await runProcess([], { env: { API_TOKENS: SECRET, ALLOW: 'sned' } });
+    const { code, stderr } = await runProcess([], { env: { GATEWAY_TOKENS: SECRET, GATEWAY_ALLOW: 'sned' } });
     assert.equal(code, 2, stderr);
     assert.ok(!stderr.includes(SECRET), stderr);
   });

@@ -169,8 +169,8 @@ type How = { backend?: { url: string }; args?: string[]; env?: NodeJS.ProcessEnv
 
 /** A gateway in a separate process, with one token if it is given a backend. Its log is the lines that it prints. */
 export async function startProcess(t: TestContext, { backend, args = [], env, program }: How) {
-  const own = backend && { API_TOKENS: SECRET, BACKEND_URL: backend.url };
-  const child = start(args, { LISTEN: '127.0.0.1:0', LOG_FORMAT: 'json', ...own, ...env }, program);
+  const own = backend && { GATEWAY_TOKENS: SECRET, GATEWAY_BACKEND_URL: backend.url };
+  const child = start(args, { GATEWAY_LISTEN: '127.0.0.1:0', GATEWAY_LOG_FORMAT: 'json', ...own, ...env }, program);
   t.after(() => child.kill('SIGKILL'));
   const { output } = child;
   const listening = /"message":"listening","listen":"(.*?)".*\n/;

@@ -41,7 +41,7 @@ suite('survival', SIDE_BY_SIDE, () => {
   test('attack: crash the process by a reset after a pipelined CONNECT or WebSocket, on http and on https', async (t) => {
     const backend = await startBackend(t);
     for (const tls of [undefined, certificate(t)]) {
-      const env = tls && { TLS_CERT: tls.cert, TLS_KEY: tls.key };
+      const env = tls && { GATEWAY_TLS_CERT: tls.cert, GATEWAY_TLS_KEY: tls.key };
       const gateway = await startProcess(t, { backend, ...env && { env } });
       const upgrades = ['CONNECT x:80 HTTP/1.1\r\nHost: x\r\n\r\n', HANDSHAKE];
       for (let round = 0; round < 200; round++) {
@@ -155,7 +155,9 @@ suite('survival', SIDE_BY_SIDE, () => {
     for (const where of ['timer', 'stream', 'promise']) assert.match(stacks, new RegExp(`planted in a ${where}`));
     await ask(gateway, { headers: BEARER, body: HELLO });
     assert.equal(backend.sent.length, 1);
-    const { code: ended } = await cli([], { env: { API_TOKENS: SECRET, LISTEN: `127.0.0.1:${gateway.port}` } });
+    const { code: ended } = await cli([], {
+      env: { GATEWAY_TOKENS: SECRET, GATEWAY_LISTEN: `127.0.0.1:${gateway.port}` },
+    });
     assert.equal(ended, 1);
     await gateway.close();
   });

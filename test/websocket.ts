@@ -7,7 +7,7 @@ import { type Answer, parseAnswer } from './answers.ts';
 import { until } from './assertions.ts';
 import { seenOf, startBackend } from './backend.ts';
 import { type Address, type Connection, open } from './client.ts';
-import { ALL_FORMS } from './configs.ts';
+import { ALL_METHODS } from './configs.ts';
 import type { TestContext } from './guard.ts';
 import { parseRow } from './rows.ts';
 import { RECEIVE, SECRET } from './samples.ts';
@@ -16,7 +16,7 @@ import { startGateway } from './start.ts';
 export const ACCEPTED =
   'HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\n\r\n';
 
-export const RECEIVING: GatewayConfig = { ...ALL_FORMS, allow: ['receive', 'info', 'send'] };
+export const RECEIVING: GatewayConfig = { ...ALL_METHODS, allow: ['receive', 'info', 'send'] };
 
 /** Accepts a WebSocket. */
 export function accept(socket: Duplex): void {

@@ -4,7 +4,7 @@ import { join } from 'node:path';
 import type { GatewayConfig } from '../../gateway.ts';
 import { assert, logLines, problemsOf, until } from '../assertions.ts';
 import { type Ask, ask } from '../client.ts';
-import { ALL_FORMS, TOKEN_SETTINGS, tokens } from '../configs.ts';
+import { ALL_METHODS, TOKEN_SETTINGS, tokens } from '../configs.ts';
 import { folder, SETTING_ROWS } from '../files.ts';
 import { BodyScan, createGateway, loadSettings, parseTarget } from '../gateway.ts';
 import { test } from '../guard.ts';
@@ -181,7 +181,7 @@ test(
   async (t) => {
     const json = LATE_BODIES.filter(([type]) => type === 'application/json').map(([, ...row]) => row);
     const config = {
-      ...ALL_FORMS,
+      ...ALL_METHODS,
       trustedProxies: ['127.0.0.0/8'],
       cors: ['https://a.example'],
       log: { level: 'error' },
@@ -255,7 +255,7 @@ test(
     const secrets = (count: number) => many(count).map((pair) => pair.join('=')).join(' ');
     const [less, more] = [secrets(1000), secrets(10_000)];
     const loading = (text: string): void =>
-      assert.deepEqual(problemsOf(() => loadSettings({ env: { API_TOKENS: text } })), []);
+      assert.deepEqual(problemsOf(() => loadSettings({ env: { GATEWAY_TOKENS: text } })), []);
     const lessMs = await leastMs(0, () => Array.from({ length: 10 }, () => loading(less)));
     const moreMs = await leastMs(2 * lessMs, () => loading(more));
     assert.ok(moreMs < 2 * lessMs, `${lessMs} ms, ${moreMs} ms`);
@@ -315,8 +315,8 @@ test(NO_MESSAGE, async (t) => {
     }
     silentFile(`{"${S}":1,"${S}":2,"tokens":{"${S}":{"${S}":1,"${S}":2}}}`);
     const texts = values.filter((value) => typeof value === 'string');
-    for (const name of [...SETTING_ROWS.map(([, env]) => env), 'API_TOKENS_FILE']) {
-      for (const text of texts) silent(() => loadSettings({ env: { AUTH_ANONYMOUS: 'x', [name]: text } }));
+    for (const name of [...SETTING_ROWS.map(([, env]) => env), 'GATEWAY_TOKENS_FILE']) {
+      for (const text of texts) silent(() => loadSettings({ env: { GATEWAY_AUTH_ANONYMOUS: 'x', [name]: text } }));
     }
     for (const all of [{ file: S }, { flags: { listen: S, backend: S } }]) silent(() => loadSettings(all));
   }

@@ -169,7 +169,7 @@ async function writeBig(to: NodeJS.WritableStream, bytes: number): Promise<void>
 async function assertMemory(t: TestContext, backend: Backend, run: (gateway: Process) => Promise<void>): Promise<void> {
   const grown: number[] = [];
   while (grown.length < 3 && !(Math.min(...grown) <= 64)) {
-    const gateway = await startProcess(t, { backend, env: { MAX_BODY: '1GiB' } });
+    const gateway = await startProcess(t, { backend, env: { GATEWAY_LIMITS_BODY: '1GiB' } });
     for (let i = 0; i < 20; i++) assert.equal((await ask(gateway, { body: MESSAGE, headers: BEARER })).status, 201);
     const idle = memoryOf(gateway, 'VmRSS');
     await run(gateway);
@@ -228,7 +228,10 @@ test(
   { skip: noProc },
   async (t) => {
     const backend = await startBackend(t);
-    const gateway = await startProcess(t, { backend, env: { MAX_CONNECTIONS: '2100', LOG_LEVEL: 'debug' } });
+    const gateway = await startProcess(t, {
+      backend,
+      env: { GATEWAY_LIMITS_CONNECTIONS: '2100', GATEWAY_LOG_LEVEL: 'debug' },
+    });
     const sockets: net.Socket[] = [];
     let answered = 0;
     for (let i = 0; i < 1000; i++) {
