@@ -196,7 +196,7 @@ suite('browsers', SIDE_BY_SIDE, () => {
       '/no/such/thing',
     );
 
-  table('attack: have a media element fetch anything else than a file; with Range it is refused in every form', {
+  table('attack: have a media element fetch anything else than a file; with Range it is refused by every method', {
     ...SWITCHED,
     ...tokens({ defaults: { number: FROM, recipients: [TO] }, senders: ['*'], recipients: ['*'] }),
     allow: ['messaging', 'info', 'setup', 'metrics', 'GET /v2/send', 'GET /v3/*', 'GET /v1/devices/*'],

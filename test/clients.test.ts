@@ -44,19 +44,29 @@ suite('clients', SIDE_BY_SIDE, () => {
     assert.equal(backend.connections, 0);
   });
 
-  test("the README's curl lines are the five forms that the gateway accepts", async (t) => {
-    const lines = Array.from(README.matchAll(/^(curl .*?) +# (\w+)$/gm), ([, line, form]) => [line!, form!] as const);
-    const table = Array.from(README.matchAll(/^\| (\w+) \| .* \| (on|off) \|$/gm), ([, form, state]) => [form, state]);
-    const forms = lines.map(([, form]) => form);
-    assert.deepEqual(forms, table.map(([form]) => form), "the forms of README.md's curl lines, and of its table");
+  test("the README's curl lines are the five authentication methods", async (t) => {
+    const lines = Array.from(
+      README.matchAll(/^(curl .*?) +# (\w+)$/gm),
+      ([, line, method]) => [line!, method!] as const,
+    );
+    const table = Array.from(
+      README.matchAll(/^\| (\w+) \| .* \| (on|off) \|$/gm),
+      ([, method, state]) => [method, state],
+    );
+    const methods = lines.map(([, method]) => method);
+    assert.deepEqual(
+      methods,
+      table.map(([method]) => method),
+      "the methods of README.md's curl lines, and of its table",
+    );
     const [, send] = /^SEND=('.*')$/m.exec(README)!;
     for (const config of [ALL_METHODS, {}]) {
       const { backend, gateway } = await startBoth(t, config);
-      for (const [i, [line, form]] of lines.entries()) {
+      for (const [i, [line, method]] of lines.entries()) {
         const mine = line.replace('TOKEN', SECRET).replace('"$SEND"', send!).replace('8880', String(gateway.port));
         const isTaken = config === ALL_METHODS || table[i]![1] === 'on';
-        assert.equal((await askAsCurl(mine)).status, isTaken ? 201 : 401, form);
-        if (isTaken) assert.equal(requests(gateway).at(-1)!.form, form);
+        assert.equal((await askAsCurl(mine)).status, isTaken ? 201 : 401, method);
+        if (isTaken) assert.equal(requests(gateway).at(-1)!.auth, method);
       }
       assert.equal(backend.sent.length, config === ALL_METHODS ? 5 : 3);
     }

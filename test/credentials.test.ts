@@ -26,16 +26,16 @@ function withTwo(row: string): string {
 }
 
 suite('credentials', SIDE_BY_SIDE, () => {
-  for (const { name, form, ask: make } of SPELLINGS) {
+  for (const { name, method, ask: make } of SPELLINGS) {
     const [wrong, right] = [OTHER, SECRET].map((token) => rowWith({ body: HELLO, ...make(token) }));
-    const others = METHOD_NAMES.filter((other) => other !== form);
-    const reason = form === 'body' ? 'no_credential' : 'method_not_accepted';
+    const others = METHOD_NAMES.filter((other) => other !== method);
+    const reason = method === 'body' ? 'no_credential' : 'method_not_accepted';
     const query = name.startsWith('query as') ? '?x=1&y=2' : '';
     const two = withTwo(right!);
-    strict.notEqual(two, right, `the form ${name} has no row with two credentials`);
-    const ambiguous = form === 'body' ? 'bad_field' : 'bad_credential';
+    strict.notEqual(two, right, `the method ${name} has no row with two credentials`);
+    const ambiguous = method === 'body' ? 'bad_field' : 'bad_credential';
     table(
-      `form ${name}: a valid token sends and is removed; a wrong one, or a form not accepted for it, is 401; two are 400`,
+      `${name}: a valid token sends and is removed; a wrong one, or a method not accepted for it, is 401; two are 400`,
       {
         ...ALL_METHODS,
       },
@@ -43,12 +43,12 @@ suite('credentials', SIDE_BY_SIDE, () => {
       ${two} → 400 ${ambiguous}
       ${wrong} → 401 unauthorized | reason=unknown_token
       @ ${JSON.stringify({ methods: others })} | ${right} → 401 unauthorized | reason=${reason}
-      ${right} → 201 | "[{"timestamp":"1700000000000"}]" | form=${form} | token=test | POST /v2/send${query} | '${HELLO}' | > Authorization: | > Content-Length: ${HELLO.length}`;
+      ${right} → 201 | "[{"timestamp":"1700000000000"}]" | auth=${method} | token=test | POST /v2/send${query} | '${HELLO}' | > Authorization: | > Content-Length: ${HELLO.length}`;
   }
 
-  // A sixth form, added as documented, sent its secret to the backend, and every test passed.
-  test('each form of the table is tested here; a form added to it is removed from requests, and does not compile unless it is searched for', async (t) => {
-    assert.deepEqual(difference('AUTH_METHODS', METHOD_NAMES, 'SPELLINGS', SPELLINGS.map(({ form }) => form)), []);
+  // A sixth method, added as documented, sent its secret to the backend, and every test passed.
+  test('each method of the table is tested here; a header or a parameter added to it is removed from requests', async (t) => {
+    assert.deepEqual(difference('AUTH_METHODS', METHOD_NAMES, 'SPELLINGS', SPELLINGS.map(({ method }) => method)), []);
     const added = "  key: 'header x-api-key',\n  token: 'parameter token',\n";
     const file = changedSource(t, ["  body: 'member auth',\n", (row) => row + added]);
     const changed = await import(pathToFileURL(file).href) as typeof import('./gateway.ts');
@@ -65,7 +65,7 @@ suite('credentials', SIDE_BY_SIDE, () => {
     if (isNode) assert.deepEqual(await mistakesIn(file), ['findCredential']);
   });
 
-  table('query and path are off unless named; a token may name its own forms', tokens({}, { methods: ['path'] }))`
+  table('query and path are off unless named; a token may name its own methods', tokens({}, { methods: ['path'] }))`
     * POST /v2/send | ${HELLO} → 401 unauthorized
     POST /v2/send?@auth=${SECRET} ;; POST /@auth=${SECRET}/v2/send ;; POST /@auth=${OTHER}/v2/send → 201
     bearer ${OTHER} ;; bearer → 201`;
@@ -83,7 +83,7 @@ suite('credentials', SIDE_BY_SIDE, () => {
     Authorization: Bearer | ${AUTHED(SECRET)} ;; Authorization: Basic !!! | ${AUTHED(SECRET)}
     POST /@auth=/v2/send | ${AUTHED(SECRET)}`;
 
-  test('a secret may hold colons and UTF-8, and end in a byte that looks like a space, in every form', async (t) => {
+  test('a secret may hold colons and UTF-8, and end in a byte that looks like a space, by every method', async (t) => {
     // The last byte of à and Р is A0, that of … A6, and that of Ѕ 85: a space or a line break in Latin-1.
     const secrets = 'pass:wörd:with:colons sésame-ouvre-toi-à пароль-для-всех-Р three-dots-and-more… ЅЅЅЅЅЅЅЅЅЅЅЅЅЅЅЅ';
     for (const secret of secrets.split(' ')) {
@@ -106,7 +106,7 @@ suite('credentials', SIDE_BY_SIDE, () => {
     bearer | bearer ;; Authorization: | bearer → 200`;
 
   const THE_401 =
-    literal`→ 401 unauthorized | WWW-Authenticate: Basic realm="signal", Bearer | "{"error":"A valid API token is required in an accepted form, such as \"Authorization: Bearer TOKEN\".","`;
+    literal`→ 401 unauthorized | WWW-Authenticate: Basic realm="signal", Bearer | "{"error":"A valid API token is required by an accepted method, such as \"Authorization: Bearer TOKEN\".","`;
 
   const EXPIRED = tokens({ methods: ['bearer'] }, { methods: ['bearer'], expires: '2020-01-01' });
 
@@ -153,7 +153,7 @@ suite('credentials', SIDE_BY_SIDE, () => {
     ${lateAuth(64 * 1024)} ;; ${lateAuth(64 * 1024 + 1)} → 401 unauthorized
     ${lateAuth(64 * 1024).slice(0, -1)},"base64_attachments":["${'A'.repeat(300_000)}"]}`;
 
-  table("attack: use another token's form", tokens({ methods: ['body'] }, { methods: ['bearer', 'query'] }))`
+  table("attack: use another token's method", tokens({ methods: ['body'] }, { methods: ['bearer', 'query'] }))`
     * ${HELLO} → 401 unauthorized
     bearer ;; basic ;; POST /v2/send?@auth=${SECRET} ;; ${AUTHED(OTHER)}`;
 

@@ -17,7 +17,7 @@ import { copiesOf, SPELLINGS } from './spellings.ts';
 import { start, startBoth, startGateway, startProcess } from './start.ts';
 
 suite('log', SIDE_BY_SIDE, () => {
-  test('canary: a secret, in any form, valid or not, accepted or refused, appears in nothing that is emitted', async (t) => {
+  test('canary: a secret, by any method, valid or not, accepted or refused, appears in nothing that is emitted', async (t) => {
     const canary = 'CANARY0secret0that0must0not0show';
     const own = { ...ALL_METHODS, tokens: { test: { secret: canary } } };
     const { backend, gateway } = await startBoth(t, own);
@@ -122,7 +122,7 @@ suite('log', SIDE_BY_SIDE, () => {
 
   /** The fields of a request's log line: those that the gateway makes, and those whose text a client has written. */
   const LINE_FIELDS = {
-    own: 'requestId client method route token form status code reason hint bytesIn bytesOut ms'.split(' '),
+    own: 'requestId client method route token auth status code reason hint bytesIn bytesOut ms'.split(' '),
     written: ['origin'],
   };
 

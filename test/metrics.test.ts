@@ -99,7 +99,7 @@ suite('metrics', SIDE_BY_SIDE, () => {
     * bearer | @ {"allow":["metrics","* /*"]} → 405 method_not_allowed | Allow: GET
     HEAD /metrics ;; OPTIONS /metrics`;
 
-  test('GET /metrics passes the checks of any request: forms, expiry, clients, rate; senders and recipients do not matter', async (t) => {
+  test('GET /metrics passes the checks of any request: methods, expiry, clients, rate; senders and recipients do not matter', async (t) => {
     const rows: [TokenConfig, Ask, number][] = [
       [{}, {}, 200],
       [{ allow: ['GET /metrics'] }, {}, 200],

@@ -84,7 +84,7 @@ suite('rate', SIDE_BY_SIDE, () => {
     }
   });
 
-  test('every refused credential counts as wrong: an expired token, a form that is not accepted, a wrong user or scheme', async (t) => {
+  test('every refused credential counts as wrong: an expired token, a method that is not accepted, a wrong user or scheme', async (t) => {
     const config = { trustedProxies: ['127.0.0.1'], ...tokens({ methods: ['bearer'] }, { expires: '2020-01-01' }) };
     const { asks } = await startClocked(t, config);
     const ways = listed`

@@ -13,16 +13,16 @@ import { startBoth } from './start.ts';
 /** A token that may send by GET, and the log fields of such a request. */
 const BY_GET = hook({ allow: ['GET /v2/send'], defaults: DEFAULTS });
 
-const GETS_IN_EACH_FORM = SPELLINGS.map(({ form, ask: make }) => {
+const GETS_BY_EACH_METHOD = SPELLINGS.map(({ method, ask: make }) => {
   const row = rowWith(make(SECRET), 'GET').replace(/v2\/send\??/, 'v2/send?message=a%0Ab&');
-  return `${row} → form=${form} | {"message":"a\\nb"}`;
+  return `${row} → auth=${method} | {"message":"a\\nb"}`;
 });
 
 const SENT_BY_GET =
   `→ 201 | Cache-Control: no-store | POST /v2/send | > Content-Type: application/json | method=GET | route=/v2/send | status=201 | ${MEANT}`;
 
 suite('sends-by-get', SIDE_BY_SIDE, () => {
-  table("GET /v2/send becomes a POST, if the token's allowlist spells it out, in each form of the token", {
+  table("GET /v2/send becomes a POST, if the token's allowlist spells it out, by each method of the token", {
     ...hook({ ...TO_ALL, allow: ['GET /v2/send'] }),
   })`
     * bearer ${SENT_BY_GET}
@@ -34,7 +34,7 @@ suite('sends-by-get', SIDE_BY_SIDE, () => {
     GET /v2/send?message='x'%26%3C%3E=&text_mode=styled → {"message":"'x'&<>=","text_mode":"styled"}
     # A GET has a body for its credential alone; what else it says is not looked at.
     * ${SENT_BY_GET}
-    ${GETS_IN_EACH_FORM}`;
+    ${GETS_BY_EACH_METHOD}`;
 
   const KEPT: Handler = (req, res) => {
     const own = ['Cache-Control', 'public, max-age=60', 'Vary', 'Accept', 'Set-Cookie', 'a=1', 'Set-Cookie', 'b=2'];

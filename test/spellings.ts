@@ -21,7 +21,11 @@ export const SPELLINGS = ([
   ['body, last and without a Content-Type', 'body', (token) => ({ body: { ...MESSAGE, auth: token } })],
   ['body as application/x-www-form-urlencoded', 'body', (token) => ({ body: AUTHED(token), headers: AS_FORM })],
   ['body, the key with escapes', 'body', (token) => ({ body: AUTHED(token).replace('auth', '\\u0061u\\u0074h') })],
-] as [name: string, form: string, ask: (token: string) => Ask][]).map(([name, form, ask]) => ({ name, form, ask }));
+] as [name: string, method: string, ask: (token: string) => Ask][]).map(([name, method, ask]) => ({
+  name,
+  method,
+  ask,
+}));
 
 /** Headers into which clients, browsers and proxies copy a URL with its token, in their spellings. */
 export function copiesOf(token: string): http.OutgoingHttpHeaders[] {

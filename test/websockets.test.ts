@@ -17,7 +17,7 @@ import { FROM, HANDSHAKE, MIB, OTHER, RECEIVE, SECRET, STRANGER, TO } from './sa
 import { ACCEPTED, accepted, declined, RECEIVING, startReceiving, type UpgradeHandler, wish } from './websocket.ts';
 
 suite('websockets', SIDE_BY_SIDE, () => {
-  test('WebSocket: bytes flow both ways until one side disconnects; the credential is not relayed, in any form', async (t) => {
+  test('WebSocket: bytes flow both ways until one side disconnects; the credential is not relayed, by any method', async (t) => {
     const { backend, gateway } = await startReceiving(t);
     const rows = `bearer ;; basic ;; /@auth=${SECRET}${RECEIVE} ;; ${RECEIVE}?@auth=${SECRET}&x=1`.split(' ;; ');
     for (const [i, row] of rows.entries()) {
@@ -35,9 +35,9 @@ suite('websockets', SIDE_BY_SIDE, () => {
       client.socket.write('from the client');
       far.write('from the backend');
       await until(() => got === 'from the client' && text().endsWith('from the backend'));
-      const { status, route, form, token } = requests(gateway)[i]!;
-      const forms = ['bearer', 'basic', 'path', 'query'];
-      assert.deepEqual([status, route, form, token], [101, '/v1/receive/:number', forms[i], 'test']);
+      const { status, route, auth, token } = requests(gateway)[i]!;
+      const methods = ['bearer', 'basic', 'path', 'query'];
+      assert.deepEqual([status, route, auth, token], [101, '/v1/receive/:number', methods[i], 'test']);
       const [goes, follows] = i % 2 === 0 ? [client.socket, far] : [far, client.socket];
       goes.destroy();
       await closed(follows);
