@@ -3031,7 +3031,9 @@ for (const { name, form, ask: make } of SPELLINGS) {
     ${two} → 400 ${ambiguous}
     ${wrong} → 401 unauthorized | reason=unknown_token
     @ ${JSON.stringify({ methods: others })} | ${right} → 401 unauthorized | reason=${reason}
-    ${right} → 201 | "[{"timestamp":"1700000000000"}]" | form=${form} | token=test | POST /v2/send${query} | '${relayed}' | > Authorization: | > Content-Length: ${relayed.length}`;
+    ${right} → 201 | "[{"timestamp":"1700000000000"}]" | form=${form} | token=test | POST /v2/send${query} | '${
+    relayed.replaceAll('\\', '\\\\')
+  }' | > Authorization: | > Content-Length: ${relayed.length}`;
 }
 
 // A sixth form, added as documented, sent its secret to the backend, and every test passed.
@@ -3060,12 +3062,12 @@ table('query and path are off unless named; a token may name its own forms', tok
 table('the first credential counts, in the order header, path, query, body: a wrong one is 401', ALL_FORMS)`
   * POST /v2/send → 401 unauthorized | ${HELLO}
   bearer ${OTHER} | POST /@auth=${SECRET}/v2/send | ${HELLO}
-  bearer | POST /@auth=${OTHER}/v2/send?@auth=${OTHER} | ${AUTHED(OTHER)} → 201 | '${masked(AUTHED(OTHER), OTHER)}'
+  bearer | POST /@auth=${OTHER}/v2/send?@auth=${OTHER} | ${AUTHED(OTHER)} → 201 | ${masked(AUTHED(OTHER), OTHER)}
   POST /@auth=${OTHER}/v2/send?@auth=${SECRET} | ${HELLO}
   POST /@auth=${SECRET}/v2/send?@auth=${OTHER} | ${HELLO} → 201 ;; POST /v2/send?@auth=${OTHER} | ${AUTHED(SECRET)}
-  POST /v2/send?@auth=${SECRET} | ${AUTHED(OTHER)} → 201 | '${masked(AUTHED(OTHER), OTHER)}'
+  POST /v2/send?@auth=${SECRET} | ${AUTHED(OTHER)} → 201 | ${masked(AUTHED(OTHER), OTHER)}
   # An empty header counts as absent.
-  Authorization: | ${AUTHED(SECRET)} → 201 | '${masked(AUTHED(SECRET))}'
+  Authorization: | ${AUTHED(SECRET)} → 201 | ${masked(AUTHED(SECRET))}
   basic root:${SECRET} | ${AUTHED(SECRET)} ;; Authorization: Digest ${SECRET} | ${AUTHED(SECRET)}
   Authorization: Bearer | ${AUTHED(SECRET)} ;; Authorization: Basic !!! | ${AUTHED(SECRET)}
   POST /@auth=/v2/send | ${AUTHED(SECRET)}`;
