@@ -59,7 +59,7 @@ const VERSION = '4.0.0';
 /**
  * The credential forms, and where a client can put its token. Before the gateway relays a request, it empties all of
  * these places, whichever forms it accepts. To support another header or query parameter, add a row. The segment is
- * removed by `parseTarget`, and the member by BodyScan.
+ * removed by `parseTarget`, and the value of the member is overwritten by BodyScan.
  */
 const FORMS = {
   bearer: 'header authorization',
@@ -457,7 +457,7 @@ const SEND_BUCKETS = [0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 150];
 
 /**
  * The size of the head of a body. A body of at most this size is checked whole before the backend is contacted. In a
- * larger body, `auth` must be complete within the head.
+ * larger body, `auth` must be complete within the head. It is also the most white space that may follow a JSON body.
  */
 const HEAD_LIMIT_BYTES = 64 * 1024;
 
@@ -2408,7 +2408,7 @@ class RequestBody {
   #limitBytes; // the largest body that is accepted
   #owedBytes = 0; // how many bytes the client must send within #leftMs of reading
   #leftMs = 0;
-  readonly #chunksRead: Uint8Array[] = []; // not passed on yet; the value of `auth` is already overwritten
+  readonly #chunksRead: Uint8Array[] = []; // not passed on yet
   #scan: BodyScan | undefined;
   #notAnObject: Problem | undefined; // if the head does not begin like an object: a text or a form
   #isComplete;
@@ -2474,7 +2474,8 @@ class RequestBody {
       scan.write(chunk);
       if (this.#isComplete) scan.end();
       checkFields(token!, target!.route, scan.takeFields());
-      gatherChunk(this.#chunksRead, chunk);
+      // Without the empty chunk at the end of a chunked body, because writing it could look like the end to the backend.
+      if (chunk.length > 0) gatherChunk(this.#chunksRead, chunk);
     }
     await beforeEnd();
     yield* this.#chunksRead;
