@@ -2459,8 +2459,8 @@ class RequestBody {
   }
 
   /**
-   * Yields a large body as fast as it is consumed. The chunk with the closing brace and what follows wait until the whole
-   * body is accepted, so that a refused body is never a complete document for the backend.
+   * Yields a large body as fast as it is consumed. The chunk with the closing brace, and what follows, waits until the
+   * whole body is accepted, so that a refused body is never a complete document for the backend.
    * @param beforeEnd is called before the first of these chunks.
    * @throws {Problem} as #next and checkFields.
    */
@@ -2474,7 +2474,7 @@ class RequestBody {
       scan.write(chunk);
       if (this.#isComplete) scan.end();
       checkFields(token!, target!.route, scan.takeFields());
-      // Without the empty chunk at the end of a chunked body, because writing it could look like the end to the backend.
+      // The empty chunk at the end of a chunked body is left out: writing it could end the request to the backend.
       if (chunk.length > 0) gatherChunk(this.#chunksRead, chunk);
     }
     await beforeEnd();
@@ -3337,9 +3337,9 @@ interface Scope {
  * An incremental scanner of one JSON object (RFC 8259). It overwrites the top-level `auth` and reports the fields that
  * matter. It does no I/O and knows no policy. Its results do not depend on how the document is cut into chunks.
  *
- * The caller passes a chunk on only after `write` has returned and the fields of `takeFields` were checked, and the chunk
- * with the closing brace and all later ones only after `end`. So the backend gets neither a byte of the credential nor a
- * complete document that was refused.
+ * The caller passes a chunk on only after `write` has returned and the fields of `takeFields` were checked. The chunk
+ * with the closing brace, and all later ones, waits for `end`. So the backend gets neither a byte of the credential nor
+ * a complete document that was refused.
  *
  * The scanner is as strict as RFC 8259. It expects the backend's decoder to be lenient: Go matches keys without regard
  * to case (Unicode simple folding), and takes the last of duplicate keys. So the scanner refuses, for a key that
