@@ -59,7 +59,7 @@ const VERSION = '4.0.0';
 /**
  * The authentication methods, and where a client puts its token. Before the gateway relays a request, it empties all of
  * these places, whichever methods it accepts. To support another header or query parameter, add a row. The segment is
- * removed by `parseTarget`, and the member by BodyScan.
+ * removed by `parseTarget`, and the value of the member is overwritten by BodyScan.
  */
 const AUTH_METHODS = {
   bearer: 'header authorization',
@@ -501,7 +501,7 @@ const SEND_BUCKETS = [0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 150];
 
 /**
  * The size of the head of a body. A body of at most this size is checked whole before the backend is contacted. In a
- * larger body, `auth` must be complete within the head.
+ * larger body, `auth` must be complete within the head. It is also the most white space that may follow a JSON body.
  */
 const HEAD_LIMIT_BYTES = 64 * 1024;
 
@@ -515,14 +515,11 @@ const LINGER_MS = 2000;
  * The deepest nesting of a JSON body or a template. It bounds the memory of both; real ones come nowhere near it.
  */
 const NESTING_LIMIT = 64;
-/** How many bytes of a key are kept. The longest relevant key has 18 letters, each up to 6 bytes as an escape. */
-const KEY_LIMIT_BYTES = 256;
-/** The longest value of a relevant key. No credential, account, group id or poll answer comes near it. */
-const VALUE_LIMIT_BYTES = 4096;
-/** The longest metadata before an attachment's data: its type and its file name. */
-const META_LIMIT_BYTES = 1024;
-/** The longest number in a JSON body. A double needs 17 digits. */
-const BARE_LIMIT_BYTES = 256;
+/**
+ * The longest text that is checked in a JSON body: a key, the value of a key that matters, the beginning of an
+ * attachment with its type and file name, a number. Real ones come nowhere near it.
+ */
+const TEXT_LIMIT_BYTES = 4096;
 
 /** The largest body from which the gateway makes a send. Such a body is read into memory as a whole. */
 const PAYLOAD_LIMIT_BYTES = 1024 * 1024;
@@ -2455,12 +2452,13 @@ type Content = Uint8Array | RequestBody | undefined;
 
 /** Reads a request's body: first the head, then, only after the credential was accepted, the rest. */
 class RequestBody {
+  /** Undefined for a chunked body. */
+  readonly length;
   readonly #exchange;
-  readonly #declaredBytes; // undefined for a chunked body
   #limitBytes; // the largest body that is accepted
   #owedBytes = 0; // how many bytes the client must send within #leftMs of reading
   #leftMs = 0;
-  #chunksRead: Uint8Array[] = []; // of the head, or of a body that is read as a whole, until they are passed on
+  readonly #chunksRead: Uint8Array[] = []; // not passed on yet
   #scan: BodyScan | undefined;
   #notAnObject: Problem | undefined; // if the head does not begin like an object: a text or a form
   #isComplete;
@@ -2469,7 +2467,7 @@ class RequestBody {
     this.#exchange = exchange;
     this.#limitBytes = exchange.rules['limits.body'];
     this.#isComplete = !hasBody(exchange.req);
-    this.#declaredBytes = Number(exchange.req.headers['content-length']) || undefined;
+    this.length = Number(exchange.req.headers['content-length']) || undefined;
   }
 
   /**
@@ -2489,7 +2487,7 @@ class RequestBody {
    */
   async readChecked() {
     const { method, route } = this.#exchange.target!;
-    this.#checkLength(this.#declaredBytes);
+    this.#checkLength(this.length);
     const scan = await this.#scanHead();
     if (this.#notAnObject) {
       const advice = route === SEND_ROUTE ? ' To send text or a form, use a token with "defaults" or "message".' : '';
@@ -2507,36 +2505,30 @@ class RequestBody {
     if (!this.#isComplete && (method === 'GET' || !streams)) throw tooLarge(HEAD_LIMIT_BYTES);
     if (isEmpty || method === 'GET') return undefined;
     // A small body is sent in one piece and can wait for a slot.
-    if (this.#isComplete) return Buffer.concat(scan.cutBytes === 0 ? this.#chunksRead : scan.takePassed());
-    // The backend gets the length now, so from here on the scanner replaces what it cuts with spaces.
-    scan.keepLength = this.#declaredBytes !== undefined;
-    this.#chunksRead = [];
-    return this;
-  }
-
-  /** The length of a large body without its credential. Undefined if the client did not declare it. */
-  get length() {
-    return this.#declaredBytes && this.#declaredBytes - this.#scan!.cutBytes;
+    return this.#isComplete ? Buffer.concat(this.#chunksRead) : this;
   }
 
   /**
-   * Yields a large body as fast as it is consumed.
-   * @param beforeEnd is called before the pieces with the last byte.
+   * Yields a large body as fast as it is consumed. The chunk with the closing brace, and what follows, waits until the
+   * whole body is accepted, so that a refused body is never a complete document for the backend.
+   * @param beforeEnd is called before the first of these chunks.
    * @throws {Problem} as #next and checkFields.
    */
   async *chunks(beforeEnd: () => Promise<void>) {
     const scan = this.#scan!;
     const { token, target } = this.#exchange;
-    yield* scan.takePassed();
     while (!this.#isComplete) {
+      if (!scan.isEnded) yield* this.#chunksRead.splice(0);
       const chunk = await this.#next();
       collectSoon(chunk);
       scan.write(chunk);
       if (this.#isComplete) scan.end();
       checkFields(token!, target!.route, scan.takeFields());
-      if (this.#isComplete) await beforeEnd();
-      yield* scan.takePassed();
+      // The empty chunk at the end of a chunked body is left out: writing it could end the request to the backend.
+      if (chunk.length > 0) gatherChunk(this.#chunksRead, chunk);
     }
+    await beforeEnd();
+    yield* this.#chunksRead;
   }
 
   /**
@@ -2545,7 +2537,7 @@ class RequestBody {
    */
   async readWhole() {
     this.#limitBytes = Math.min(PAYLOAD_LIMIT_BYTES, this.#limitBytes);
-    this.#checkLength(this.#declaredBytes);
+    this.#checkLength(this.length);
     for (;;) {
       this.countHeld(this.#exchange.bytesIn);
       if (this.#isComplete) return Buffer.concat(this.#chunksRead.splice(0));
@@ -2582,14 +2574,18 @@ class RequestBody {
   async #scanHead() {
     if (this.#scan) return this.#scan;
     const exchange = this.#exchange;
-    const scan = this.#scan = new BodyScan(exchange.target?.route?.group === 'send' ? 'send' : 'all');
+    const scan = this.#scan = new BodyScan();
     // An unauthenticated client must not learn from a refusal which fields the gateway checks.
     scan.defers = !exchange.token;
     try {
       while (!this.#isComplete && exchange.bytesIn < HEAD_LIMIT_BYTES) {
         const chunk = await this.#next(HEAD_LIMIT_BYTES - exchange.bytesIn);
-        gatherChunk(this.#chunksRead, chunk);
-        scan.write(chunk);
+        // Scanned first, because `gatherChunk` may copy the chunk, and the copy must not contain the credential.
+        try {
+          scan.write(chunk);
+        } finally {
+          gatherChunk(this.#chunksRead, chunk);
+        }
       }
       if (this.#isComplete && exchange.bytesIn > 0) scan.end();
     } catch (error) {
@@ -2630,7 +2626,7 @@ class RequestBody {
     this.#owedBytes -= chunk.length;
     exchange.bytesIn += chunk.length;
     this.#checkLength(exchange.bytesIn);
-    this.#isComplete = chunk.length === 0 || exchange.bytesIn === this.#declaredBytes;
+    this.#isComplete = chunk.length === 0 || exchange.bytesIn === this.length;
     return chunk;
   }
 }
@@ -3251,13 +3247,13 @@ const KEY_ROLES = {
   base64_attachment: 'attachment',
   base64_thumbnail: 'attachment', // stored like an attachment; counts only within `link_preview`
   link_preview: 'object', // the only value that is an object
-  send_at: 'schedule', // secured-signal-api holds a send until then; the backend ignores it
 } as const;
 
 type BodyKey = keyof typeof KEY_ROLES;
 
 /**
- * A key of a body that matters, with its decoded value. The value of an attachment is only the part before its data.
+ * A key of a body that matters, with its decoded value. Of an attachment, the value is only the beginning,
+ * with its metadata.
  */
 interface Field {
   readonly key: BodyKey;
@@ -3313,10 +3309,13 @@ function mistakeInRecipient(value: string, isPerson: boolean) {
   return isGroupId(value) ? undefined : 'begins with "group.", but is not the "id" of a group';
 }
 
-/** The mistake in an attachment's `data:<type>;filename=<name>;base64,`. The backend writes to that name unchecked. */
-function mistakeInAttachment(meta: string) {
+/**
+ * The mistake in the beginning of an attachment, `data:<type>;filename=<name>;base64,`. The backend writes to that name
+ * unchecked.
+ */
+function mistakeInAttachment(text: string) {
   // The backend drops the character before "base64,", whatever it is, so "filename=..xbase64," names "..".
-  const isUnsafe = /(?:^|;)filename=(?:[^;]*[/\\\0]|\.{1,2}(?:[^;]?base64)?(?:;|$))/.test(meta);
+  const isUnsafe = /(?:^|;)filename=(?:[^;]*[/\\\0]|\.{1,2}(?:[^;]?base64,|;|$))/.test(text);
   return isUnsafe ? 'may not name a file with "/", "\\" or NUL, or one called "." or ".."' : undefined;
 }
 
@@ -3347,14 +3346,11 @@ function kindOf(value: string) {
 
 // #region BODY SCAN
 
-/**
- * The end of an attachment's metadata, before the comma: "base64", with any letter escaped. After an escaped backslash
- * the pattern can match where the backend finds no "base64"; that only ends the metadata early, which is the safe side.
- */
-const BASE64_END = /(?:b|\\u0062)(?:a|\\u0061)(?:s|\\u0073)(?:e|\\u0065)(?:6|\\u0036)(?:4|\\u0034)$/;
-
 /** An escape without its backslash, complete or not complete yet. */
 const ESCAPE = /^(?:["\\/bfnrt]|u[0-9a-fA-F]{0,4})$/;
+
+/** A byte, or an escape, that would separate the metadata of an attachment: "data:image/png;filename=a.png;base64,". */
+const SEPARATOR = /^(?:[,;]|u00(?:2c|3b))$/i;
 
 /** A number, `true`, `false` or `null` (RFC 8259 3 and 6). */
 const BARE = /^(?:true|false|null|-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)$/;
@@ -3369,35 +3365,31 @@ function pairTable(pattern: RegExp) {
 }
 
 // The bytes at which a run of plain bytes in a string ends. A quote ends the string, a backslash begins an escape, and
-// JSON allows no control character in a string. Commas and semicolons separate the metadata of an attachment.
+// JSON allows no control character in a string. An attachment's data may contain no separator.
 const SPECIAL = pairTable(/["\\]|[^ -\xff]/);
-const SPECIAL_IN_ATTACHMENT = pairTable(/["\\,;]|[^ -\xff]/);
+const SPECIAL_IN_DATA = pairTable(/["\\,;]|[^ -\xff]/);
 
 /** The bytes that cannot stand in a number, `true`, `false` or `null`. */
 const AFTER_BARE = pairTable(/[^0-9a-z.E+-]/);
 
-/**
- * The keys that matter: `send` in a send as posted, `all` in any other body, `none` where only the syntax is checked.
- * `all` lacks `send_at`: other routes, and sends that the gateway made, have no such field.
- */
-const SEND_KEYS = Object.keys(KEY_ROLES);
-const KEYS = { send: new Set(SEND_KEYS), all: new Set(SEND_KEYS.filter((key) => key !== 'send_at')), none: new Set() };
+/** The keys that matter; with `none`, only the syntax is checked. */
+const KEYS = { all: new Set(Object.keys(KEY_ROLES)), none: new Set() };
 
 /** An open object or array. The outermost scope is the document itself. */
 interface Scope {
   readonly outer: Scope | undefined;
   readonly depth: number;
   readonly close: string; // the bracket that closes the scope
-  key: BodyKey | undefined; // the key that matters and whose value is being read; in an array, the key of the array
+  key: BodyKey | undefined; // the latest key, if it matters; in an array, the key of the array
 }
 
 /**
- * An incremental scanner of one JSON object (RFC 8259). It cuts the top-level `auth` out and reports the fields that
- * matter. It does no I/O and knows no policy. Its output and its refusals do not depend on how the document is cut into
- * chunks.
+ * An incremental scanner of one JSON object (RFC 8259). It overwrites the top-level `auth` and reports the fields that
+ * matter. It does no I/O and knows no policy. Its results do not depend on how the document is cut into chunks.
  *
- * The caller checks the fields of `takeFields` before it passes on the bytes of `takePassed`. Only `end` adds the
- * closing brace to them, so that the backend never gets a complete document that was refused.
+ * The caller passes a chunk on only after `write` has returned and the fields of `takeFields` were checked. The chunk
+ * with the closing brace, and all later ones, waits for `end`. So the backend gets neither a byte of the credential nor
+ * a complete document that was refused.
  *
  * The scanner is as strict as RFC 8259. It expects the backend's decoder to be lenient: Go matches keys without regard
  * to case (Unicode simple folding), and takes the last of duplicate keys. So the scanner refuses, for a key that
@@ -3424,10 +3416,8 @@ interface Scope {
 class BodyScan {
   /** The top-level `auth`, once it was read completely. */
   auth: string | undefined;
-  /** How many bytes were cut out. */
-  cutBytes = 0;
-  /** Once this is true, cut bytes are replaced by as many spaces. */
-  keepLength = false;
+  /** Whether the closing brace of the document was read. */
+  isEnded = false;
   /**
    * While this is true, `write` throws bad_field only for `auth`. For all other keys `takeFields` throws it. So an
    * unauthenticated client does not learn which fields are checked.
@@ -3443,19 +3433,12 @@ class BodyScan {
   #state = this.#readStructure; // returns where the next state begins
   #expected = this.#readValue; // reads the next byte that is not white space
   #scope: Scope = { outer: undefined, depth: 0, close: '', key: undefined };
-  #isEnded = false; // the closing brace of the document was read
-  #isKey = false; // the latest string is a key, not a value
   #text: string | undefined; // with its escapes, one character per byte
-  #limitBytes = 0; // the length at which `#text` ends
   #escape = ''; // the incomplete escape, without its backslash
-  #anyMember = false; // a member was passed on: the next one needs its comma
+  #restBytes = 0; // how much white space follows the end
 
   #chunk!: Buffer;
   #offset = 0; // where in the document the chunk begins
-  #from = 0; // where in the chunk the bytes begin that were not yet passed on, set aside or cut
-  readonly #out: Uint8Array[] = []; // passed on, but not yet taken by `takePassed`
-  #aside: Uint8Array[] | undefined; // a member's comma, white space and key, until the key is known
-  #asideFrom = 0; // where in the document they begin
   #utf8Tail: Buffer | undefined; // the beginning of a character that the next chunk completes
 
   /** The fields of a whole document. @throws {Problem} bad_json, bad_field. */
@@ -3466,7 +3449,6 @@ class BodyScan {
     return scan.takeFields();
   }
 
-  /** @param keys which keys matter; with `none`, only the syntax is checked. */
   constructor(keys: keyof typeof KEYS = 'all') {
     this.#keys = KEYS[keys];
   }
@@ -3477,30 +3459,27 @@ class BodyScan {
     return this.#fields.splice(0);
   }
 
-  /** The bytes passed on since the last call. They are parts of the chunks. */
-  takePassed() {
-    return this.#out.splice(0);
-  }
-
-  /** Reads a chunk. @throws {Problem} bad_json, bad_field; the scanner must not be used afterwards. */
+  /**
+   * Reads a chunk, and overwrites in it the bytes of the value of `auth` with spaces. So no length changes, and the
+   * backend, which ignores unknown members, gets `"auth":"   "`. The chunk must not have been copied before.
+   * @throws {Problem} bad_json, bad_field; the scanner must not be used afterwards.
+   */
   write(chunk: Buffer) {
     this.#chunk = chunk;
     const bytes = this.#utf8Tail ? Buffer.concat([this.#utf8Tail, chunk]) : chunk;
     const whole = wholeCharacters(bytes);
     // One native call checks the whole chunk. A character may span two or more chunks.
     if (!isUtf8(whole)) this.#fail(0, 'it is not valid UTF-8');
-    this.#utf8Tail = whole === bytes ? undefined : bytes.subarray(whole.length);
-    this.#from = 0;
+    // A copy, because the character may be part of `auth`, and then it is overwritten in the chunk.
+    this.#utf8Tail = whole === bytes ? undefined : Buffer.from(bytes.subarray(whole.length));
     for (let i = 0; i < chunk.length;) i = this.#state(i);
-    this.#pass(chunk.length);
     this.#offset += chunk.length;
   }
 
-  /** Ends the document, and passes on its closing brace. @throws {Problem} bad_json if the document is not complete. */
+  /** Ends the document. @throws {Problem} bad_json if the document is not complete. */
   end() {
-    if (!this.#isEnded) this.#fail(0, 'it ends before the object is complete');
+    if (!this.isEnded) this.#fail(0, 'it ends before the object is complete');
     if (!this.#hasNumber) this.#fields.push({ key: 'number', value: undefined });
-    this.#out.push(Buffer.from('}'));
   }
 
   /** @param i where in the chunk the mistake is; the message counts from the beginning of the document. */
@@ -3524,49 +3503,14 @@ class BodyScan {
     this.#text = undefined;
   }
 
-  // Which bytes are passed on. The key of a member decides. So the bytes of a member are set aside, from the comma
-  // before it to the end of its key. There `#passAside` passes them on. If the key is `auth`, they are set aside until
-  // the end of the value, where `#cut` drops them. So neither a byte of a credential nor the comma before it is passed
-  // on. In {"a":1,"auth":"x","b":2}, `,"auth":"x"` is cut, and `,"b"` is passed on. If `auth` comes first, the comma
-  // after it is cut too. The output consists of parts of the chunks, and of spaces if `keepLength` is true.
-
-  /** Passes on the bytes up to `end`, or adds them to those set aside. */
-  #pass(end: number) {
-    if (end > this.#from) gatherChunk(this.#aside ?? this.#out, this.#chunk.subarray(this.#from, end));
-    this.#from = end;
-  }
-
-  #beginMember(start: number) {
-    this.#pass(start);
-    this.#aside = [];
-    this.#asideFrom = this.#offset + start;
-  }
-
-  #passAside() {
-    this.#out.push(...this.#aside ?? []);
-    this.#aside = undefined;
-  }
-
-  #cut(end: number) {
-    const length = this.#offset + end - this.#asideFrom;
-    // The backend may already have the length, which must then stay true. White space is allowed wherever a member may
-    // stand.
-    if (this.keepLength) this.#out.push(Buffer.alloc(length, ' '));
-    else this.cutBytes += length;
-    this.#aside = undefined;
-    this.#from = end;
-  }
-
   // The grammar (RFC 8259 2). Each method that can be `#expected` reads one byte, which begins or ends something.
 
   /** Skips white space; gives any other byte to `#expected`. */
   #readStructure(i: number) {
     const byte = this.#chunk[i]!;
     if (byte !== 0x20 && byte !== 0x0a && byte !== 0x0d && byte !== 0x09) this.#expected(i, String.fromCharCode(byte));
-    // They stay in memory. An unauthenticated client may occupy no more memory than a body's head takes.
-    else if (this.#aside && this.#offset + i - this.#asideFrom >= HEAD_LIMIT_BYTES) {
-      this.#fail(i, 'too much white space');
-    }
+    // The caller keeps what follows the end in memory until the body is complete.
+    else if (this.isEnded && ++this.#restBytes > HEAD_LIMIT_BYTES) this.#fail(i, 'too much white space');
     return i + 1;
   }
 
@@ -3576,7 +3520,8 @@ class BodyScan {
     if (depth === 0 && char !== '{') this.#fail(i, 'it must begin with "{"');
     const why = key && wrongType(key, close === ']', char);
     if (why) this.#refuse(why);
-    if (char === '"') return this.#beginString(false);
+    this.#expected = this.#readAfter;
+    if (char === '"') return this.#beginString(this.#scope.key !== undefined);
     if (char === '{' || char === '[') return this.#beginScope(i, char);
     this.#state = this.#readBare;
     this.#text = char;
@@ -3592,8 +3537,6 @@ class BodyScan {
     const isArray = char === '[';
     this.#scope = { outer, depth, close: isArray ? ']' : '}', key: isArray ? outer.key : undefined };
     this.#expected = this.#readFirst;
-    // Only a member of the outermost object may be cut.
-    if (depth === 1) this.#beginMember(i + 1);
   }
 
   /** The first member or element, or the end of an empty object or array. */
@@ -3607,7 +3550,11 @@ class BodyScan {
     if (char === this.#scope.close) this.#fail(i, `there may be no comma before "${char}"`);
     if (this.#scope.close === ']') return this.#readValue(i, char);
     if (char !== '"') this.#fail(i, 'expected a key in double quotes');
-    this.#beginString(true);
+    const { depth, outer } = this.#scope;
+    this.#scope.key = undefined;
+    this.#expected = this.#readColon;
+    // A key can matter at the top level, and in an object whose own key matters.
+    this.#beginString(depth === 1 || outer!.key !== undefined);
   }
 
   #readColon(i: number, char: string) {
@@ -3621,90 +3568,78 @@ class BodyScan {
     if (depth === 0) this.#fail(i, 'something follows its end');
     if (char === ',') {
       this.#expected = this.#readMember;
-      if (depth > 1) return;
-      this.#beginMember(i);
-      if (this.#anyMember) return;
-      this.#cut(i + 1); // all members so far were cut, so this comma has none before it
-      return this.#beginMember(i + 1);
+      return;
     }
     if (char !== close) this.#fail(i, 'expected a comma, or the closing bracket or brace');
     this.#scope = outer!;
-    this.#endValue(i + 1);
-    if (depth > 1) return;
-    this.#passAside();
-    this.#pass(i);
-    this.#from = i + 1; // only `end` passes the closing brace on
-    this.#isEnded = true;
-  }
-
-  /** Returns to the structure after a value. That of a top-level `auth` is cut, with what was set aside before it. */
-  #endValue(end: number) {
-    this.#state = this.#readStructure;
+    this.isEnded = depth === 1;
     this.#expected = this.#readAfter;
-    if (this.#scope.close === ']') return; // the next element has the same key
-    if (this.#scope.key === 'auth') this.#cut(end);
-    this.#scope.key = undefined;
   }
 
-  // Strings, numbers and words. `#text` collects each key that can matter, and the value of each key that does. All
-  // other strings stream through, however long they are. Numbers and words are always collected, to be checked. `#text`
-  // is read up to a limit:
-  //
-  //   a key              one byte more than KEY_LIMIT_BYTES, so that a longer key matches none that matters
-  //   an attachment      the metadata before its data: META_LIMIT_BYTES at most
-  //   another string     one byte more than VALUE_LIMIT_BYTES, so that a longer value is refused
-  //   a number, a word   one byte more than BARE_LIMIT_BYTES, so that a longer one is refused
+  // Strings, numbers and words. `#text` collects each key that can matter, the value of each key that does, and each
+  // number and word. All other strings stream through, however long they are. A text is collected up to its first byte
+  // beyond TEXT_LIMIT_BYTES. Such a key matches none that matters, and such a value is refused. Only an attachment may be
+  // longer: its metadata is in the beginning, which was collected, and the rest is data, which streams through.
 
-  /** A method, because V8 calls a private getter more slowly. */
-  #isInAttachment() {
-    return this.#scope.key && KEY_ROLES[this.#scope.key] === 'attachment';
-  }
-
-  #beginString(isKey: boolean) {
+  #beginString(isCollected: boolean) {
     this.#state = this.#readString;
-    this.#isKey = isKey;
-    const { depth, outer, key } = this.#scope;
-    if (isKey) {
-      // A key can matter at the top level, and in an object whose own key matters.
-      this.#text = depth === 1 || outer!.key ? '' : undefined;
-      this.#limitBytes = KEY_LIMIT_BYTES + 1;
-    } else {
-      this.#text = key ? '' : undefined;
-      this.#limitBytes = this.#isInAttachment() ? META_LIMIT_BYTES : VALUE_LIMIT_BYTES + 1;
+    this.#text = isCollected ? '' : undefined;
+  }
+
+  /** Whether the beginning of an attachment was read. A method, because V8 calls a private getter more slowly. */
+  #isInData() {
+    return this.#text === undefined && isAttachment(this.#scope.key);
+  }
+
+  /**
+   * Refuses a separator in the data of an attachment. The backend takes everything before the last "base64," for
+   * metadata, so the last comma must be in the beginning, which `checkFields` sees.
+   */
+  #checkData(byteOrEscape: string) {
+    if (this.#isInData() && SEPARATOR.test(byteOrEscape)) {
+      this.#refuse(`may have "," and ";" only in its first ${TEXT_LIMIT_BYTES} bytes`);
     }
   }
 
   /** Reads a run of plain bytes and the special byte after it; returns where it stopped. */
   #readString(i: number) {
     const chunk = this.#chunk;
-    const text = this.#text;
-    const end = findByte(chunk, i, this.#isInAttachment() ? SPECIAL_IN_ATTACHMENT : SPECIAL);
-    // Exactly up to the limit, so that the result does not depend on the chunks.
-    if (text !== undefined) this.#keep(chunk.toString('latin1', i, Math.min(end, i + this.#limitBytes - text.length)));
+    let end = findByte(chunk, i, this.#isInData() ? SPECIAL_IN_DATA : SPECIAL);
+    if (this.#text !== undefined) {
+      // Exactly up to the limit, so that the result does not depend on the chunks.
+      end = Math.min(end, i + TEXT_LIMIT_BYTES + 1 - this.#text.length);
+      this.#keep(chunk.toString('latin1', i, end));
+    }
+    this.#mask(i, end);
     if (end === chunk.length) return end;
     const char = String.fromCharCode(chunk[end]!);
     if (char === '"') {
       this.#state = this.#readStructure;
       if (this.#text !== undefined) this.#endText();
-      if (this.#isKey) this.#expected = this.#readColon;
-      else this.#endValue(end + 1);
-    } else if (char === '\\') this.#state = this.#readEscape;
-    else if (char < ' ') this.#fail(end, 'a string contains a control character');
-    // Any other special byte is a "," or ";" in an attachment: "data:image/png;filename=a.png;base64,iVBOR". Here the
-    // metadata ends at the first "base64,". The backend looks for the last one, so the data may contain no separator.
-    else if (this.#text === undefined) this.#refuse('may have "," and ";" only before its data');
-    else if (char === ',' && BASE64_END.test(this.#text.slice(-36))) this.#endText();
-    else this.#keep(char);
+    } else if (char === '\\') {
+      this.#mask(end, end + 1);
+      this.#state = this.#readEscape;
+    } else if (char < ' ') this.#fail(end, 'a string contains a control character');
+    else {
+      // A separator, or the first byte after the limit.
+      this.#checkData(char);
+      return end;
+    }
     return end + 1;
+  }
+
+  /** Overwrites bytes that were read, if they belong to the value of `auth`. */
+  #mask(from: number, end: number) {
+    if (this.#scope.key === 'auth') this.#chunk.fill(' ', from, end);
   }
 
   /** Reads one byte after a backslash. `#text` gets only complete escapes, because a part cannot be decoded. */
   #readEscape(i: number) {
     const escape = this.#escape += String.fromCharCode(this.#chunk[i]!);
+    this.#mask(i, i + 1);
     if (!ESCAPE.test(escape)) this.#fail(i, escape[1] ? 'expected four hexadecimal digits' : 'an unknown escape');
     if (escape[0] === 'u' && escape.length < 5) return i + 1;
-    // The backend decodes an attachment first and splits it then. The scan would not see an escaped separator.
-    if (this.#isInAttachment() && /^u00(?:2c|3b)$/i.test(escape)) this.#refuse('may not have "," or ";" as an escape');
+    this.#checkData(escape);
     this.#keep(`\\${escape}`);
     this.#escape = '';
     this.#state = this.#readString;
@@ -3715,14 +3650,16 @@ class BodyScan {
   #keep(text: string) {
     if (this.#text === undefined) return;
     this.#text += text;
-    if (this.#text.length >= this.#limitBytes) this.#endText();
+    if (this.#text.length > TEXT_LIMIT_BYTES) this.#endText();
   }
 
   /** Decodes the collected text, and handles it: a key, or the value of a key that matters. */
   #endText() {
     const { key } = this.#scope;
     const text = this.#text!;
-    if (text.length > VALUE_LIMIT_BYTES) return this.#refuse(`may not be longer than ${VALUE_LIMIT_BYTES} bytes`);
+    if (key && text.length > TEXT_LIMIT_BYTES && !isAttachment(key)) {
+      return this.#refuse(`may not be longer than ${TEXT_LIMIT_BYTES} bytes`);
+    }
     // Most texts are ASCII without an escape: from the space to "~", without the backslash.
     // UNTIL V8 tells keys apart: a key is parsed here as a single string, not within an object. After Node 24.21 or
     // 26.10 has parsed {"k\\":0}, it reads the key of {"k\"":0} as the same key.
@@ -3735,7 +3672,7 @@ class BodyScan {
     if (key === 'number') this.#hasNumber = true;
   }
 
-  /** Notes a key that matters. Passes on the bytes set aside, unless the key is `auth`. */
+  /** Notes a key that matters. */
   #endKey(name: string) {
     // Go's encoding/json folds case like this: apart from capitals, only the long s and the Kelvin sign become ASCII
     // letters.
@@ -3744,25 +3681,22 @@ class BodyScan {
     const within = key === 'base64_thumbnail' ? 'link_preview' : undefined;
     if (this.#keys.has(key) && this.#scope.outer!.key === within) {
       this.#scope.key = key;
-      if (name !== key && key !== 'send_at') this.#refuse('must be spelled exactly like this');
+      if (name !== key) this.#refuse('must be spelled exactly like this');
       else if (this.#seen.has(key)) this.#refuse('may be given only once');
       this.#seen.add(key);
     }
-    if (this.#scope.key === 'auth') return;
-    this.#passAside();
-    this.#anyMember = true;
   }
 
   /** Reads the rest of a number or a word; returns where it stopped. `#readValue` put the first byte into `#text`. */
   #readBare(i: number) {
     const end = findByte(this.#chunk, i, AFTER_BARE);
-    const text = this.#text += this.#chunk.toString('latin1', i, Math.min(end, i + BARE_LIMIT_BYTES));
-    if (text.length > BARE_LIMIT_BYTES) this.#fail(i, 'a number is too long');
+    const text = this.#text += this.#chunk.toString('latin1', i, Math.min(end, i + TEXT_LIMIT_BYTES));
+    if (text.length > TEXT_LIMIT_BYTES) this.#fail(i, 'a number is too long');
     if (end === this.#chunk.length) return end;
     if (text.startsWith('+')) this.#fail(i, 'no value begins with "+"; a phone number needs double quotes');
     if (!BARE.test(text)) this.#fail(i, 'expected a value');
     if (this.#scope.key && text !== 'null') this.#endText();
-    this.#endValue(end);
+    this.#state = this.#readStructure;
     return end;
   }
 }
@@ -3787,13 +3721,16 @@ function wholeCharacters(bytes: Buffer) {
   return cut < 0 ? bytes : bytes.subarray(0, cut - end.length);
 }
 
+function isAttachment(key: BodyKey | undefined) {
+  return key !== undefined && KEY_ROLES[key] === 'attachment';
+}
+
 /**
  * Checks the type of a value by its first byte. Returns what is wrong, or undefined. Among the keys that matter, only
  * `link_preview` can hold an object.
  */
 function wrongType(key: BodyKey, inList: boolean, char: string) {
   const role = KEY_ROLES[key];
-  if (role === 'schedule') return char === 'n' ? undefined : NEVER_LATER;
   let first = '"';
   let type = 'a string in double quotes';
   if (role === 'object') {

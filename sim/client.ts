@@ -129,13 +129,14 @@ export function makeRequest(play: Play, actor: Actor | undefined, token: TokenNa
   if (form === 'bearer') lines.push(`Authorization: Bearer ${secret}`);
   if (form === 'basic') lines.push(`Authorization: Basic ${btoa(`api:${secret}`)}`);
   if (step.route === 'socket') lines.push('Upgrade: websocket', 'Connection: Upgrade', 'Sec-WebSocket-Key: x');
-  const content = Buffer.from(form === 'body' ? `{"auth":"${secret}",${body.slice(1)}` : body);
+  const withAuth = (auth: string): Buffer => Buffer.from(form === 'body' ? `{"auth":"${auth}",${body.slice(1)}` : body);
+  const content = withAuth(secret);
   if (content.length > 0) lines.push('Content-Type: application/json');
   if (step.chunked && content.length > 0) lines.push('Transfer-Encoding: chunked');
   else if (method === 'POST' || content.length > 0) lines.push(`Content-Length: ${content.length}`);
   const head = Buffer.from(`${lines.join('\r\n')}\r\n\r\n`);
   const bytes = Buffer.concat([head, step.chunked && content.length > 0 ? chunked(content) : content]);
-  const expected = Buffer.from(body);
+  const expected = withAuth(' '.repeat(secret.length));
   const stays = step.stopAt === undefined && step.leave === undefined && !step.deafMs;
   return expect(play, { mark, actor, token, step, bytes, expected, stays });
 }

@@ -26,9 +26,7 @@ suite('clients', SIDE_BY_SIDE, () => {
     ${
     HELLO.slice(0, -1)
   },"base64_attachments":null,"mentions":null,"quote_mentions":null,"quote_author":"","quote_message":"","sticker":"","text_mode":""} → same
-    ${HELLO.slice(0, -1)},"recipient":"","link_preview":null,"auth":null} → ${
-    HELLO.slice(0, -1)
-  },"recipient":"","link_preview":null}
+    ${HELLO.slice(0, -1)},"recipient":"","link_preview":null,"auth":null} → same
     ${HELLO.slice(0, -1)},"recipient":null,"members":null,"admins":null,"answers":null,"selected_answers":null} → same`;
 
   table('wget sends no credential until it is challenged; signalbot requests GET /v1/health', {})`

@@ -11,7 +11,7 @@ import { RateLimiter } from './gateway.ts';
 import { SIDE_BY_SIDE, test } from './guard.ts';
 import { checkRows, literal, rowWith, table } from './rows.ts';
 import { isNode } from './runtime.ts';
-import { AUTHED, BEARER, FROM, HELLO, OTHER, SECRET, SECRETS } from './samples.ts';
+import { AUTHED, BEARER, FROM, HELLO, masked, OTHER, SECRET, SECRETS } from './samples.ts';
 import { SPELLINGS } from './spellings.ts';
 import { startBoth } from './start.ts';
 
@@ -33,6 +33,8 @@ suite('credentials', SIDE_BY_SIDE, () => {
     const query = name.startsWith('query as') ? '?x=1&y=2' : '';
     const two = withTwo(right!);
     strict.notEqual(two, right, `the method ${name} has no row with two credentials`);
+    const { body } = { body: HELLO, ...make(SECRET) };
+    const relayed = masked(typeof body === 'string' ? body : JSON.stringify(body));
     const ambiguous = method === 'body' ? 'bad_field' : 'bad_credential';
     table(
       `${name}: a valid token sends and is removed; a wrong one, or a method not accepted for it, is 401; two are 400`,
@@ -43,7 +45,9 @@ suite('credentials', SIDE_BY_SIDE, () => {
       ${two} → 400 ${ambiguous}
       ${wrong} → 401 unauthorized | reason=unknown_token
       @ ${JSON.stringify({ methods: others })} | ${right} → 401 unauthorized | reason=${reason}
-      ${right} → 201 | "[{"timestamp":"1700000000000"}]" | auth=${method} | token=test | POST /v2/send${query} | '${HELLO}' | > Authorization: | > Content-Length: ${HELLO.length}`;
+      ${right} → 201 | "[{"timestamp":"1700000000000"}]" | auth=${method} | token=test | POST /v2/send${query} | '${
+      relayed.replaceAll('\\', '\\\\')
+    }' | > Authorization: | > Content-Length: ${relayed.length}`;
   }
 
   // A sixth method, added as documented, sent its secret to the backend, and every test passed.
@@ -73,12 +77,12 @@ suite('credentials', SIDE_BY_SIDE, () => {
   table('the first credential counts, in the order header, path, query, body: a wrong one is 401', ALL_METHODS)`
     * POST /v2/send → 401 unauthorized | ${HELLO}
     bearer ${OTHER} | POST /@auth=${SECRET}/v2/send | ${HELLO}
-    bearer | POST /@auth=${OTHER}/v2/send?@auth=${OTHER} | ${AUTHED(OTHER)} → 201
+    bearer | POST /@auth=${OTHER}/v2/send?@auth=${OTHER} | ${AUTHED(OTHER)} → 201 | ${masked(AUTHED(OTHER), OTHER)}
     POST /@auth=${OTHER}/v2/send?@auth=${SECRET} | ${HELLO}
     POST /@auth=${SECRET}/v2/send?@auth=${OTHER} | ${HELLO} → 201 ;; POST /v2/send?@auth=${OTHER} | ${AUTHED(SECRET)}
-    POST /v2/send?@auth=${SECRET} | ${AUTHED(OTHER)} → 201
+    POST /v2/send?@auth=${SECRET} | ${AUTHED(OTHER)} → 201 | ${masked(AUTHED(OTHER), OTHER)}
     # An empty header counts as absent.
-    Authorization: | ${AUTHED(SECRET)} → 201
+    Authorization: | ${AUTHED(SECRET)} → 201 | ${masked(AUTHED(SECRET))}
     basic root:${SECRET} | ${AUTHED(SECRET)} ;; Authorization: Digest ${SECRET} | ${AUTHED(SECRET)}
     Authorization: Bearer | ${AUTHED(SECRET)} ;; Authorization: Basic !!! | ${AUTHED(SECRET)}
     POST /@auth=/v2/send | ${AUTHED(SECRET)}`;
@@ -128,7 +132,7 @@ suite('credentials', SIDE_BY_SIDE, () => {
     assert.equal(logLines(both.gateway.log)[0]!.warning, warning);
     await checkRows(
       both,
-      `${AUTHED(SECRET)} → 201 | ${HELLO} ;; bearer | POST /v1/register/${FROM} → 403 setup_blocked`,
+      `${AUTHED(SECRET)} → 201 | '${masked(AUTHED(SECRET))}' ;; bearer | POST /v1/register/${FROM} → 403 setup_blocked`,
     );
   });
 

@@ -397,7 +397,7 @@ suite('forms', SIDE_BY_SIDE, () => {
     -- payload = {"message":"x"} -- payload = {"message":"y"} ;; -- payload = {"message":"x"} -- data = {"message":"y"}
     -- x = {"message":"x"} ;; '--limit--\r\n' | Content-Type: multipart/form-data; boundary=limit ;; -- data = x
     -- message = \u0020 ;; -- message = x -- recipients = ;; -- message = x -- recipients[] = +15550100003
-    -- message = x -- f; filename=".." = x ;; -- message = x -- f; filename="${'x'.repeat(2000)}" = x
+    -- message = x -- f; filename=".." = x ;; -- message = x -- f; filename="${'x'.repeat(5000)}" = x
     -- message = x -- base64_attachments = data:a/b;filename=../x;base64,QUJD
     ${LOST_IN_FORMS.map((fields) => `'${fields}&message=x'`)}
     ${LOST_IN_FORMS.filter((fields) => !fields.includes(' ')).map((fields) => `'message=x&${fields}'`)}`;
@@ -456,7 +456,7 @@ suite('forms', SIDE_BY_SIDE, () => {
     {"message":"one\r\ntwo\r\n\r\n","note":"a\r\nb\rc"}
     'payload={"message":"one\\r\\ntwo\\r\\n\\r\\n","note":"a\\r\\nb\\rc"}'`;
 
-  // A send scheduled for later would be sent at once. A large body that ends in send_at is tested in REQUEST BODY.
+  // A message scheduled for later would be sent at once.
   const LATER = 'bearer → 400 bad_field | "nothing is scheduled here"';
 
   const READS_LATER = JSON.stringify(reading('{{text}}{{send_at}}'));
@@ -464,13 +464,9 @@ suite('forms', SIDE_BY_SIDE, () => {
   const BY_EITHER = hook({ allow: ['send', 'GET /v2/send'] });
 
   table(
-    'attack: have a send, or a form that a template may read, sent at once although it is scheduled for later',
+    'attack: have a webhook, or a form that a template may read, sent at once although it is scheduled for later',
     BY_EITHER,
   )`
-    * ${LATER}
-    ${['1', '"2030-01-01"', 'true', '{}', '[]', '[null]', '""'].map((at) => `{"send_at":${at},${HELLO.slice(1)}`)}
-    ${['Send_At', 'ſend_at', 'SEND_AT', literal`send_a\u0074`].map((key) => `{"${key}":1,${HELLO.slice(1)}`)}
-    POST /v1/send | {"send_at":1,${HELLO.slice(1)} ;; none | {"send_at":1,${AUTHED(SECRET).slice(1)}
     * @ {"defaults":${MEANT}} | ${LATER}
     ${[...inEachForm('message=hi&send_at=5'), ...inEachForm('Send_At[]=5&message=hi')]}
     'send_at=tomorrow at 5&message=hi' ;; {"message":"hi","send_at":5} ;; {"Send_At":"5","message":"hi"}

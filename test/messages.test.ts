@@ -463,11 +463,13 @@ suite('messages', SIDE_BY_SIDE, () => {
 
   const LATER_AS_DATA = tokens({ allow: ['send', 'POST /v1/plugins/later'] }, reading('at {{send_at}}{{Send_At}}'));
 
-  table('send_at is data for a template, absent if it is null, and ignored on other routes', LATER_AS_DATA)`
+  table('send_at is data for a template, and ignored in a send and on other routes', LATER_AS_DATA)`
     * bearer ${OTHER} → 201 | ${MEANT}
     {"send_at":5} → {"message":"at 5"} ;; {"Send_At":5} → {"message":"at 5"}
     'payload={"send_at":[5]}' → {"message":"at [5]"}
     * bearer → passes | same
-    {"send_at":null,${HELLO.slice(1)} ;; {"resend_at":1,"more":{"send_at":1},${HELLO.slice(1)}
+    {"send_at":1,${HELLO.slice(1)} ;; {"Send_At":null,${HELLO.slice(1)} ;; {"resend_at":1,"more":{"send_at":1},${
+    HELLO.slice(1)
+  }
     POST /v1/plugins/later | {"send_at":1,"Send_At":2}`;
 });

@@ -42,6 +42,8 @@ export const MESSAGE = { message: 'hello', number: FROM, recipients: [TO] };
 export const HELLO = JSON.stringify(MESSAGE);
 
 export const AUTHED = (token: string): string => `{"auth":"${token}",${HELLO.slice(1)}`;
+/** What the backend gets of a body that has the token as `auth`. */
+export const masked = (body: string, token = SECRET): string => body.replace(token, ' '.repeat(token.length));
 
 /** A message of exactly this many bytes. */
 export const sized = (bytes: number): string => `{"x":"${'x'.repeat(bytes - HELLO.length - 7)}",${HELLO.slice(1)}`;

@@ -191,12 +191,11 @@ test(
     t.after(() => agent.destroy());
     await assertLinear(json, MIB, (text) => {
       const bytes = Buffer.from(text);
-      const scan = new BodyScan('send');
+      const scan = new BodyScan();
       try {
         for (let at = 0; at < bytes.length; at += 65_536) {
           scan.write(bytes.subarray(at, at + 65_536));
           scan.takeFields();
-          scan.takePassed();
         }
         scan.end();
       } catch { /* refused */ }
