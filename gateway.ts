@@ -2616,8 +2616,8 @@ const BEGINS_OBJECT = /^\s*\{/;
 /** Matches what is meant as a JSON object, but stands within a quote or a bracket: `'{"a":1}'`, as cmd.exe sends it. */
 const WRAPPED_OBJECT = /^['"`[\s\p{Pi}\p{Pf}]+\{/u;
 
-/** A pair of a form. Nobody names a field with white space in it and leaves it unencoded: ` b = c` is rest of a value. */
-const FORM_PAIR = /^[^\s=]+=/;
+/** A pair of a form. Encoders leave no white space and no ";" in a name: ` b = c` and `amp;b=c` are the rest of a value. */
+const FORM_PAIR = /^[^\s;=]+=/;
 
 /**
  * Matches what is removed from a text: the sequences of ECMA-48 for colours (CSI), for a title or a link (OSC) and for
@@ -2778,7 +2778,7 @@ function readForm(form: string, token: Token) {
   const pairs = form.split('&').filter((pair) => pair !== '');
   if (!pairs.every((pair) => FORM_PAIR.test(pair))) {
     throw badJson(
-      'The form has an "&" that was not encoded: write %26 (curl --data-urlencode), or post it as text/plain.',
+      'The form has an "&" or ";" that was not encoded: write %26 (curl --data-urlencode), or post it as text/plain.',
     );
   }
   const escaped = escapePercent(form);
@@ -2796,16 +2796,14 @@ function escapePercent(form: string) {
 }
 
 /**
- * Whether a text is an HTML form by its look: its first name is known, or a later one names a message, a recipient, a
- * credential, or what the template reads.
+ * Whether a text is an HTML form by its look: it begins with a field of a send, or any of its names is one that a text
+ * has only by accident. Form encoders write the fields in any order.
  */
 function looksLikeForm({ message: template }: Token, text: string) {
-  const ofTemplate = template?.names ?? new Set<string>();
-  const beginsForm = (name: string) => [...SEND_FIELDS, 'payload', 'data'].includes(name) || isNeverDropped(name);
-  const showsForm = (name: string) =>
-    name === 'message' || ofTemplate.has(name) || /^(?:recipients?|auth)$/.test(plainName(name));
   const [first = '', ...others] = text.split('&').map(nameOfPair);
-  return beginsForm(first) || [first, ...others].some(showsForm);
+  const known = new Set(['message', 'payload', 'data', ...template?.names ?? []]);
+  const showsForm = (name: string) => known.has(name) || /^(?:recipients?|auth)$/.test(plainName(name));
+  return SEND_FIELDS.includes(first) || isNeverDropped(first) || [first, ...others].some(showsForm);
 }
 
 /** The decoded name of a pair, or the empty one for what has no "=". */
