@@ -5094,7 +5094,7 @@ const LOST = listed`
   " recipients":["+15550100003"] ;; "recipients":"${INTERNAL_ID}" ;; "number":"15550100003" ;; "number":"+15550100003 "
   "number":" " ;; "number":"x" ;; "Number":"+15550100003" ;; "NUMBER":2 ;; "number ":"+15550100003"
   "base64_attachments":[1] ;; "Base64_Attachments":["QUJD"] ;; "ba\u017fe64_attachments":"QUJD"
-  "link_preview":{"Base64_thumbnail":"QUJD"} ;; "link_preview":[] ;; "recipients.0":"a.01" ;; "recipients[0]":"a.01"
+  "link_preview":{"Base64_thumbnail":"QUJD"} ;; "link_preview":[] ;; "recipients.0":"a.01" ;; "recipients[a]":"a.01" ;; "recipients[0][1]":"a.01"
   "@recipients":["a.01"] ;; "amp;recipients":["a.01"] ;; "recipients\u200b":["a.01"] ;; "\u0000recipients":["a.01"]`;
 // JSON.parse takes the last of two, and null counts as absent: the message would go to the default.
 const LOST_TWICE = listed`
@@ -5167,7 +5167,7 @@ table("with a template, another program's number and recipients are data where t
   {"number":"${THIRD}"} → {"message":"${THIRD} "} ;; {"number":"030 1234"} → {"message":"030 1234 "} ;; {"number":5} → {"message":"5 "}
   {"number":"anonymous","call":{"text":"rings"}} → {"message":"anonymous rings"}
   {"recipients":["ada@example.org"]} → {"message":" [\"ada@example.org\"]"} ;; {"recipients":[]} → {"message":" []"} ;; {"recipients":{"a":1}} → {"message":" {\"a\":1}"}
-  {"recipients":"${STRANGER}","number":"${STRANGER}"} → {"message":"${STRANGER} ${STRANGER}"}
+  {"recipients":"${STRANGER}","number":"${STRANGER}"} → {"message":"${STRANGER} ${STRANGER}"} ;; {"number":5,"recipients[]":["${STRANGER}"]} → {"message":"5 "}
   'number=030+1234' → {"message":"030 1234 "} ;; GET /v2/send?recipients=a → {"message":" a"} ;; -- recipients = a -- recipients = b → {"message":" [\"a\",\"b\"]"}
   -- payload = {"number":"${STRANGER}","recipients":[1]} -- x = y -- number = 5 → {"message":"5 "}
   # The other lists of the token do not matter to them.
@@ -5177,7 +5177,7 @@ table("with a template, another program's number and recipients are data where t
   @ {"defaults":{"recipients":["${TO}"]}} | {"number":"${THIRD}","recipients":[1]} → {"message":"${THIRD} [1]","number":"${THIRD}"}
   * bearer → 400 bad_field
   @ {"defaults":{"number":"${FROM}"}} | {"number":"5","recipients":[1]} ;; @ {"defaults":{"recipients":["${TO}"]}} | {"number":"030 1234"}
-  {"number":5,"Recipients":["${THIRD}"]} ;; {"number":5,"recipient":"${THIRD}"} ;; {"number":5,"recipients[]":["${THIRD}"]} ;; {"number":5,"Number":5}
+  {"number":5,"Recipients":["${THIRD}"]} ;; {"number":5,"recipient":"${THIRD}"} ;; {"number":5,"recipients.0":["${THIRD}"]} ;; {"number":5,"Number":5}
   'number=5&number=6' ;; {"number":5,"number":6} ;; {"number":5,"base64_attachments":[1]}`;
 
 // V8 in Node 24 and 26 takes the second key of each pair for the first one.
@@ -5336,7 +5336,7 @@ table('the names of fields in a refusal are short enough to hold no secret', hoo
   GET /v2/send?message=x&@auth${SECRET} | @ {"defaults":{},"allow":["GET /v2/send"]}
   POST /v2/send?x${SECRET};recipients=x | {"message":"x"} ;; POST /v2/send?recipients[${SECRET}]=x | {"message":"x"}
   {"${SECRET}":1} ;; {"x":1,"recipients[${SECRET}]":1,"message":"x"} ;; {"${SECRET};number":1,"message":"x"}
-  '${SECRET}=&payload=x' | Content-Type: ${URLENCODED} ;; 'message=x&${SECRET};send_at=1' | Content-Type: ${URLENCODED}
+  '${SECRET}=&payload=x' | Content-Type: ${URLENCODED} ;; 'message=x&${SECRET};number=1' | Content-Type: ${URLENCODED}
   -- ${SECRET};number; filename="x" = 1
   {"message":"x","recipients":[],"recipients[${SECRET}]":[],"recipients[${SECRET}]":[]}`;
 
@@ -5350,19 +5350,17 @@ table('a text is the message unchanged, even if it is declared as a form', hook(
   ${UNDECLARED.map((way) => `${way} | same`)}
   'Backup done: 5 files' ;; 'temp=23' ;; 'temp=23 is fine'
   'temp=23&hum=40&e=%zz' ;; 'a & b' ;; 'message&' ;; 'message' ;; 'x message=hello' ;; 'x\nmessage=hello'
-  # A field among pairs that no encoder writes, among what are no pairs, and in another spelling.
-  'temp=23 °C&message=hello' ;; 'x&message=hello' ;; 'Message=hello' ;; 'xmessage=hello&messages=1' ;; '=message&=x'
+  # A field in another spelling.
+  'Message=hello' ;; 'xmessage=hello&messages=1' ;; '=message&=x'
   # The template reads this name only below others.
-  'title=x' ;; [1] ;; "text" ;; 'null' ;; 'a {"message":"x"}'
+  'title=x' ;; "text" ;; 'null' ;; 'a {"message":"x"}'
   # Names somebody only for a person, or by another name, or has an escape that is none.
   'number: 5' ;; 'to: Bob' ;; 'number =+15550100003' ;; 'x\nnumber=+15550100003' ;; 'x=a b&number=+15550100003' ;; 'Door 1&to=%2B15550100003'
-  'to=+15550100003&x=a b' ;; 'Door 1&receipients=a' ;; '"message":"x","recipients":["+15550100003"]' ;; 'to:x,recipients:${GROUP}' ;; 'From: +4930123456\nTo: +4930999999' ;; 'Call\nnumber: +4930123456'
+  'to=+15550100003&x=a b' ;; 'Door 1&receipients=a' ;; '"message":"x","recipients":["+15550100003"]' ;; 'to:x,recipients:${GROUP}' ;; 'Recipients: 5 accepted' ;; 'Backup done\nRecipients: 5' ;; 'recipients: +15550100003' ;; 'From: +4930123456\nTo: +4930999999' ;; 'Call\nnumber: +4930123456'
   'Report\nnumber=5\nto=Bob' ;; 'the recipients=5' ;; 'recipients' ;; 'x\nrecipients\ny' ;; 'group.abc; recipients' ;; 'AT&T' ;; '100%'
-  '98%zz' ;; 'C++' ;; 'auth=failed' ;; 'auth=failed for somebody' ;; 'user;auth=no' ;; 'a+b'
+  '98%zz' ;; 'C++' ;; 'user: auth=no' ;; 'a+b' ;; 'Backup%20done' ;; 'T%C3%BCr' ;; 'message%3Dhello' ;; 'x\nrecipients=a' ;; 'x=a b;recipients=a.01'
   '--limit\nContent-Disposition: form-data; name="message"\n\nx\n--limit--'
-  '\n\n\tBackup done\n ' ;; 'Tür offen 🚪 \u202eabc'
-  # What looks like a credential.
-  'auth=${T}'`;
+  '\n\n\tBackup done\n ' ;; 'Tür offen 🚪 \u202eabc'`;
 table('a form is a text if it is declared as one, or as something else', hook(READS_NAMES))`
   * ${MADE} | same
   'recipients=%2B15550100003&message=x' | Content-Type: text/plain
@@ -5373,7 +5371,7 @@ const WHEN = literal`@ {"message":"at {{when}}{{#when}}{{#level.x}}{{/level.x}},
 table('a urlencoded form is read as the object of its fields', hook(TO_ALL))`
   ${UNDECLARED}
   * Content-Type: Application/X-WWW-Form-Urlencoded;charset=UTF-8 | ${MADE}
-  # It is one if its first name is a field of a send, or if all of it is encoded and one name is.
+  # It is one if its first name is a field of a send, or if any name is one that no text has.
   'message=Backup done: 5 files' → {"message":"Backup done: 5 files"}
   'message=50% of "x"\n\u00e9&notify_self=no' → {"message":"50% of \"x\"\n\u00e9","notify_self":"no"}
   'temp=23&a-._~*+%41!'()=&message=x%0D%0A%1B%5By+z%26' → {"message":"x\n z&"}
@@ -5384,7 +5382,12 @@ table('a urlencoded form is read as the object of its fields', hook(TO_ALL))`
   'message=x&number=+15550100003&recipients=+15550100004' → {"message":"x","number":"${THIRD}","recipients":["+15550100004"]}
   'message=x&quote_author=+49123456' → {"message":"x","quote_author":" 49123456"}
   'recipients=%2B15550100003&message=x&recipients=+15550100004' → {"message":"x","recipients":["${THIRD}","+15550100004"]}
-  'message=x&number=&text_mode=&sticker&view_once=&recipient=' → {"message":"x"}
+  'message=x&number=&text_mode=&sticker=&view_once=&recipient=' → {"message":"x"}
+  'temp=23 °C&message=hello' → {"message":"hello"} ;; 'sensor=Door 1&message=open&recipients=+15550100003' → {"message":"open","recipients":["${THIRD}"]}
+  # A list as PHP and jQuery write it.
+  'message=x&recipients[]=+15550100003&recipients[]=+15550100004' → {"message":"x","recipients":["${THIRD}","+15550100004"]}
+  'recipients%5B0%5D=%2B15550100003&recipients%5B1%5D=+15550100004&message=x' → {"message":"x","recipients":["${THIRD}","+15550100004"]}
+  'message=x&recipients=+15550100003&recipients[]=+15550100004' → {"message":"x","recipients":["${THIRD}","+15550100004"]}
   'message=x&members=a&admins=b&__proto__=c&constructor=d&Message=e&auth=${SECRET}&Auth=${OTHER}&AUTH=' → {"message":"x"}
   @ {"message":"{{.}}{{auth}}{{payload}}{{message}}"} | 'auth=${SECRET}&payload={"message":"x","auth":1}' → {"message":"{\"message\":\"x\"}x"}
   @ {"message":"{{constructor}}{{__proto__}}"} | 'constructor=d&__proto__=c&message=x' → {"message":"dc"}
@@ -5443,60 +5446,52 @@ table("attack: lose the recipients in a form's JSON that is not its only field",
   -- file; filename="snap.png"\r\n${PNG} -- data = {"message":"x","recipient\u0073":"${THIRD}"} → {"message":"x","recipients":["${THIRD}"],"base64_attachments":["${SNAP}"]}
   @ {"message":"{{event}}: {{Metadata.title}}"} | -- payload = {"event":"play","Metadata":{"title":"A"}} -- thumb; filename="snap.png"\r\n${PNG} → {"message":"play: A","base64_attachments":["${SNAP}"]}`;
 
-const COMMON_FORM_TYPES = [`Content-Type: ${URLENCODED}`, ''].map((type) => `* bearer | ${type} → 400 bad_json`);
-table(
-  'attack: have a body sent as a text that names a recipient outside any field, or that would arrive garbled',
-  hook(),
-)`
+const COMMON_FORM_TYPES = [`Content-Type: ${URLENCODED}`, ''].map((type) => `* bearer | ${type} → 400`);
+table('attack: have a form that no encoder wrote, or JSON within a quote or a bracket, sent as a text', hook())`
   ${COMMON_FORM_TYPES}
   # JSON within a quote or a bracket, as cmd.exe and careless programs leave it.
   ''{message:hi,recipients:[+15550100003]}'' ;; '"{\"message\":1}"' ;; [{"message":"x"}] ;; ' [ {' ;; '["{' ;; '“{"message":"x"}”'
-  '“{"message":"x","recipients":["+15550100003"]}”'
+  '“{"message":"x","recipients":["+15550100003"]}”' ;; [1] ;; [1,[{"auth":"${SECRET}"}]]
   # A credential.
-  'auth=0123456789abcdef x' ;; 'auth=${SECRET}&message=hi there' ;; '@auth=${SECRET} x' ;; 'Door 1&%40auth=${OTHER}' ;; 'Door 1\n@auth=${SECRET}'
-  # Recipients in any spelling, at the beginning or behind "&", ";" and a line feed.
-  'title=Back up&message=ok&recipients=%2B15550100003' ;; 'sensor=Door 1&message=open&recipients=+15550100003'
-  'text=Door code is 4711&recipients=%2B15550100003' ;; 'Door open&recipients=a.01' ;; 'x;recipients=a.01' ;; 'x=a b;recipients=a.01' ;; 'x\nrecipients=a'
+  'auth=0123456789abcdef x' ;; 'auth=${SECRET}&message=hi & there' ;; '@auth=${SECRET} x' ;; 'Door 1&%40auth=${OTHER}' ;; 'Door 1&auth=${SECRET}'
+  'auth=${T}' ;; 'auth[]=${SECRET}' ;; 'Door 1&amp;auth=${SECRET}' ;; 'Door 1&au%74h=${SECRET}' ;; 'auth = ${SECRET}'
+  # Recipients in any spelling.
+  'text=Door code is 4711&recipients=%2B15550100003' ;; 'Door open&recipients=a.01' ;; 'x;recipients=a.01' ;; 'x&message=hello'
   'Door 1&recipients[]=a.01' ;; 'Door 1&recipients[0]=a.01' ;; 'Door 1&recipients%5B%5D=a.01' ;; 'Door 1&recipients.0=a.01'
   'Door 1&@recipients=a.01' ;; 'Door 1&%40recipients=a.01' ;; 'Door 1&Recipients=a.01' ;; 'Door 1&recipient=a.01' ;; 'Door 1&amp;recipients=a'
-  'Door 1&recipients=' ;; 'Door 1&#38;recipients=a' ;; 'Door 1& recipients =a' ;; 'Door 1%0Arecipients=a' ;; 'Door 1%0arecipients=a'
-  'Door 1&"recipients"=a' ;; "Door 1&'recipients' = a" ;; 'x\n\trecipients\t=a' ;; 'x=a b;;recipients=a'
-  'recipients: +15550100003' ;; 'message: hi\nrecipients: ${GROUP}' ;; 'recipients:\n  - "+15550100003"' ;; 'x;"recipients": ["+15550100003"]'
-  'Recipients: 5 accepted' ;; 'Backup done\nRecipients: 5'
-  # Encoded, without a name.
-  'Back%20up%20done' ;; 'Backup%20done' ;; 'T%C3%BCr' ;; 'message%3Dhello'
+  'Door 1&recipients=' ;; 'Door 1&#38;recipients=a' ;; 'Door 1& recipients =a' ;; 'recipients = a.01' ;; 'x=1&Recipients=a.01'
   # With a template too.
-  @ {"message":"{{x}}"} | 'Door 1&recipients=a.01'
+  @ {"message":"{{x}}"} | 'Door 1&recipients=a.01' ;; @ {"message":"{{x}}"} | 'Door 1&x=5'
   # It is text where it is declared text, or as something else.
   * Content-Type: text/plain | ${MADE} | same
   * Content-Type: application/octet-stream | ${MADE} | same
   'title=Back up&message=ok&recipients=%2B15550100003' ;; [{"message":"x"}] ;; 'Backup%20done' ;; 'recipients: +15550100003'`;
 
 table(
-  'attack: have a form or a query sent that is truncated, not UTF-8, or names a recipient within a value',
+  'attack: have a form or a query sent that is truncated, not UTF-8, or names a recipient in another spelling',
   hook({
     ...{ ...TO_ALL, allow: ['send', 'GET /v2/send'] },
   }),
 )`
-  * bearer → 400 bad_json
-  'message=Tom & Jerry' ;; 'message=AT&T' ;; 'message=AT&T: x=1' ;; 'message=a & b = c' ;; 'message=a &b;c=d' ;; 'message=x&y' ;; 'message=x&=y'
+  * bearer → 400
+  'message=Tom & Jerry' ;; 'message=AT&T' ;; 'message=AT&T: x=1' ;; 'message=a & b = c' ;; 'message=a &b;c=d' ;; 'message=x&y' ;; 'message=x&=y' ;; 'message=x&sticker'
   GET /v2/send?message=Tom%20&%20Jerry ;; GET /v2/send?message=AT&T
   'message=T%FCr' ;; 'message=%C3' ;; 'message=%C3%C3' ;; 'message=%ED%A0%80' ;; 'message=%C3ü' ;; 'x%FF=1&message=x'
-  'message=x;recipients=+15550100003' ;; 'message=x\nrecipients=+15550100003' ;; 'message=Who; when; recipients: 5'
-  'message=x%0Arecipients=%2B15550100003' ;; 'text_mode=normal;recipients=+15550100003&message=x' ;; 'message=x;recipients[]=a'
-  'message=x\nrecipients: +15550100003' ;; 'message=x%0a@recipient%5b0%5D=a' ;; 'x=1&message=a; "recipients" : b'
-  'message=x&amp;recipients=%2B15550100003' ;; 'amp;recipients=%2B15550100003&message=x'
-  GET /v2/send?message=x;recipients=%2B15550100003 ;; GET /v2/send?message=x%0Arecipients=%2B15550100003
-  'message=x&amp;y' → "%26 (curl --data-urlencode)" ;; 'x;recipients=a.01' → "post it as text/plain"
+  'message=x&amp;recipients=%2B15550100003' ;; 'amp;recipients=%2B15550100003&message=x' ;; 'message=x&b;recipients=a.01'
+  GET /v2/send?message=x&amp;recipients=%2B15550100003 ;; GET /v2/send?message=x&amp%3Brecipients=a.01
+  'message=x&amp;y' → "%26 (curl --data-urlencode)" ;; 'message=x&y' → "post it as text/plain"
   * ${MADE}
-  'message=Tom %26 Jerry' → {"message":"Tom & Jerry"} ;; 'message=x&&' → {"message":"x"} ;; 'message=x&sticker&view_once' → {"message":"x"}
+  'message=Tom %26 Jerry' → {"message":"Tom & Jerry"} ;; 'message=x&&' → {"message":"x"} ;; 'message=x&sticker=&view_once=' → {"message":"x"}
   'message=x%3Brecipients%3D%2B15550100003%0Arecipients%3Da' → {"message":"x;recipients=+15550100003\nrecipients=a"}
   'message=Who; when; recipients' → {"message":"Who; when; recipients"} ;; 'message=1;to=%2B15550100003' → {"message":"1;to=+15550100003"}
   'message={"recipients":["+15550100003"]}' → {"message":"{\"recipients\":[\" 15550100003\"]}"} ;; 'message=x;number=+15550100003' → {"message":"x;number= 15550100003"}
+  # A value is a value.
+  'message=x;recipients=%2B15550100003' → {"message":"x;recipients=+15550100003"} ;; 'message=Who; when; recipients: 5' → {"message":"Who; when; recipients: 5"}
+  'message=x%0Arecipients=a' → {"message":"x\nrecipients=a"} ;; GET /v2/send?message=x;recipients=a → {"message":"x;recipients=a"}
   GET /v2/send?message=Tom%20%26%20Jerry → {"message":"Tom & Jerry"} ;; 'message=98%' → {"message":"98%"} ;; 'message=98% für %41&n=5' → {"message":"98% für A"}
-  # Beside a space that is not encoded, a plus is a plus.
-  'message=C++ build failed' → {"message":"C++ build failed"} ;; 'message=C%2B%2B+failed' → {"message":"C++ failed"}
-  'message=+5 °C&recipients=+15550100003' → {"message":"+5 °C","recipients":["${THIRD}"]}
+  # A plus is a space in every form.
+  'message=C++ build failed' → {"message":"C   build failed"} ;; 'message=C%2B%2B+failed' → {"message":"C++ failed"}
+  'message=+5 °C&recipients=+15550100003' → {"message":" 5 °C","recipients":["${THIRD}"]}
   'message=a%0Ab&n=5' → {"message":"a\nb"} ;; GET /v2/send?message=a%0Arecipients%21&n=5 → {"message":"a\nrecipients!"}
   -- message = a & b; recipients=x → {"message":"a & b; recipients=x"}`;
 
@@ -5509,10 +5504,10 @@ table('attack: name a recipient in another spelling or another field than a send
   {"message":"x","recipients​":"a.01"} ;; 'message=x&base64_attachment=QUJD' ;; {"message":"x","base64_attachment":"QUJD"} ;; -- message = x -- base64_attachment = QUJD
   'message=x&recipients=+1+555+010+0003' ;; {"message":"x","recipients":[" 15550100003"]} ;; {"message":"x","recipients":["  1 555"]}
   * 'x' | bearer → 400 bad_field
-  POST /v2/send?number=5 ;; POST /v2/send?send_at=1 ;; POST /v2/send?x=1&amp;recipients=a ;; POST /v2/send?base64_attachments=QUJD ;; POST /v2/send?recipients[]=a
-  POST /v2/send?@message=x → "docs/migrating.md" ;; POST /v2/send?%40recipients=a → "docs/migrating.md"
+  POST /v2/send?number=5 ;; POST /v2/send?x=1&amp;recipients=a ;; POST /v2/send?base64_attachments=QUJD ;; POST /v2/send?recipients[]=a
+  POST /v2/send?@recipients=a ;; POST /v2/send?%40recipients=a ;; POST /v2/send?@number=5
   * @ {"allow":["GET /v2/send"]} | bearer → 400 bad_field
-  GET /v2/send?message=x&recipients ;; GET /v2/send?message=x&@message=y
+  GET /v2/send?message=x&recipients= ;; GET /v2/send?message=x&@recipients=a.01 ;; GET /v2/send?@message=y
   * ${MADE} | {"message":"x"}
   # By another name, whatever it holds, it is data.
   ${CONTACTS.map((pair) => `{"message":"x",${pair.replaceAll('X', THIRD)}}`)}
@@ -5531,27 +5526,24 @@ table('a recipient that starts with a space has lost its plus, and is refused fo
   POST /v1/groups/${FROM} | {"name":"x","members":[" 15550100003"]} ;; POST /v1/reactions/${FROM} | {"recipient":" 15550100003","reaction":"x"}`;
 
 table(
-  'a template that finds nothing is 400 with a picture, as is a message with a time; no credential gets into a text',
+  'a template that finds nothing is 400 with a picture; no credential gets into a text',
   hook(),
 )`
   * @ {"message":"{{a}}"} | bearer → 400 bad_field
   -- b = c -- f; filename="x" = x ;; {"b":"c","base64_attachments":["QUJD"]} ;; {"b":"c","sticker":"a:1"}
-  {"a":1,"message":"x","send_at":1} ;; {"a":1,"message":"x","Send_At":"9 o'clock"} ;; {"a":1,"message":"","@send_at":1}
+  -- f; filename="x" = x ;; {"message":"x","sticker":"a:1"} ;; {"a":"","base64_attachments":["QUJD"]}
   * @ {"message":"{{a}}"} | ${MADE}
-  -- f; filename="x" = x → {"message":"","base64_attachments":["data:application/octet-stream;filename=x;base64,eA=="]}
-  {"message":"x","sticker":"a:1"} → {"message":"","sticker":"a:1"}
-  {"a":"x","send_at":1} → {"message":"x"} ;; {"a":"x","send_at":1,"message":null} → {"message":"x"} ;; {"a":"x","send_at":1,"message":{"text":1}} → {"message":"x"}
+  {"a":"x","send_at":1} → {"message":"x"} ;; {"a":"x","message":{"text":1}} → {"message":"x"}
   * @ {"message":"{{.}}{{payload}}"} | ${MADE} | {"message":"{\"b\":\"1\",\"payload\":\"{\\\"c\\\":1}\"}{\"c\":1}"}
   'payload={"c":1,"auth":"${SECRET}"}&b=1&@auth=${SECRET}&auth[]=${OTHER}' → {"message":"{\"payload\":\"{\\\"c\\\":1}\",\"b\":\"1\"}{\"c\":1}"}
   -- b = 1 -- payload = {"@auth":"${SECRET}","c":1} -- Auth = ${OTHER}`;
 
 // With these templates a webhook that changed its shape was 201, and nobody noticed for weeks.
-table('a template that finds none of its names is 400 if it needs one, or would lose a message', hook())`
+table('a template that has variables outside of sections and finds none of them is 400', hook())`
   * bearer → 400 bad_field | reason=no_message | "or in its \"message\" template if that found nothing in these keys."
   @ {"message":"Alerts for {{receiver}}"} | {"alerts":[]} ;; @ {"message":"Alerts for {{receiver}}"} | 'hello world' ;; @ {"message":"{{a}}: {{b}}"} | {"foo":"bar"}
   @ {"message":"{{a}}: {{#b}}{{c}}{{/b}}{{^d}}{{e}}{{/d}}"} | {"b":{"c":1},"e":1} ;; @ {"message":"{{a.b}}!"} | {"a":{"c":1}}
-  @ {"message":"Rang{{#who}} by {{who}}{{/who}}"} | 'hello' ;; @ {"message":"Rang{{#who}} by {{who}}{{/who}}"} | {"message":{"text":"x"},"x":1}
-  @ {"message":"{{^alerts}}none{{/alerts}}"} | {"message":"x"} ;; @ {"message":"{{a}}!"} | {"b":"c","base64_attachments":["QUJD"]}
+  @ {"message":"{{#who}}{{.}}{{/who}}"} | 'hello' ;; @ {"message":"{{a}}!"} | {"base64_attachments":["QUJD"]} ;; @ {"message":"{{a}}!"} | {"b":"c","base64_attachments":["QUJD"]}
   * @ {"message":"Alerts for {{receiver}}"} | bearer → 400 bad_field | reason=no_message
   {} ;; ''
   * ${MADE}
@@ -5559,7 +5551,8 @@ table('a template that finds none of its names is 400 if it needs one, or would 
   @ {"message":"Rang"} | 'hello' → {"message":"Rang"} ;; @ {"message":"{{^alerts}}none{{/alerts}}"} | {"x":1} → {"message":"none"}
   @ {"message":"{{a}}: {{b}}"} | {"a":""} → {"message":": "} ;; @ {"message":"{{a}}: {{b}}"} | {"b":null} → {"message":": "} ;; @ {"message":"> {{.}}"} | {"x":1} → {"message":"> {\"x\":1}"}
   @ {"message":"{{#b}}{{c}}{{/b}}: {{^a}}{{message}}{{/a}}"} | {"b":{"c":1}} → {"message":"1: "} ;; @ {"message":"x{{^a}}{{message}}{{/a}}"} | 'hello' → {"message":"xhello"}
-  @ {"message":"{{a}}!"} | {"base64_attachments":["QUJD"]} → {"message":"","base64_attachments":["QUJD"]}`;
+  # Text that needs no name is always sent.
+  @ {"message":"Rang{{#who}} by {{who}}{{/who}}"} | 'hello' → {"message":"Rang"} ;; @ {"message":"{{^alerts}}none{{/alerts}}"} | {"message":"x"} → {"message":"none"}`;
 
 // Deno 2.9 and Bun 1.4 skipped parts that they could not read, and the message went to the default recipient.
 const FIELD = 'Content-Disposition: form-data;';
@@ -5681,8 +5674,8 @@ table('attack: pass off invalid JSON as JSON, or an invalid form as a form', hoo
 // Written by hand or by a sloppy program, these went to the default recipient, or as a text.
 const LOST_IN_FORMS = listed`
   recipients= ;; recipients=&recipients=%2B15550100003 ;; recipient=%2B15550100003 ;; recipient=+15550100003 and so on
-  Recipients=%2B15550100003 ;; RECIPIENTS=+15550100003 or so ;; recipients[]=%2B15550100003 ;; recipients[]=
-  recipients%5B0%5D=%2B15550100003 ;; recipients[]=+15550100003 or so ;; number=15550100003 ;; number=5 files
+  Recipients=%2B15550100003 ;; RECIPIENTS=+15550100003 or so ;; recipients[a]=%2B15550100003 ;; recipients[]=
+  recipients%5B0%5D%5B%5D=%2B15550100003 ;; recipients.0=+15550100003 or so ;; number=15550100003 ;; number=5 files
   number=%2B1 ;; Number=%2B15550100003 ;; number[]=x ;; base64_attachments[0]=QUJD ;; Recipients= ;; recipients=-x
   %20recipients=%2B15550100003 ;; recipients+=%2B15550100003
   recipients=${INTERNAL_ID} ;; recipients=a%0Ab`;
@@ -5692,7 +5685,7 @@ table('attack: have a form or a text sent that is empty, or has no recipient', h
   'payload=%7B%22message%22%3A%22x%22%7D&payload=%7B%7D' ;; 'payload=%7B%22message%22%3A%22x%22%7D&x=1'
   -- payload = {"message":"x"} -- payload = {"message":"y"} ;; -- payload = {"message":"x"} -- data = {"message":"y"}
   -- x = {"message":"x"} ;; '--limit--\r\n' | Content-Type: multipart/form-data; boundary=limit ;; -- data = x
-  -- message = \u0020 ;; -- message = x -- recipients = ;; -- message = x -- recipients[] = +15550100003
+  -- message = \u0020 ;; -- message = x -- recipients = ;; -- message = x -- recipients.0 = +15550100003
   -- message = x -- f; filename=".." = x ;; -- message = x -- f; filename="${'x'.repeat(2000)}" = x
   -- message = x -- base64_attachments = data:a/b;filename=../x;base64,QUJD
   ${LOST_IN_FORMS.map((fields) => `'${fields}&message=x'`)}
@@ -6059,7 +6052,7 @@ table(
   'message=hi&recipients%00=%2B15550100003' ;; {"message":"hi","recipients.0":"+15550100003"}
   {"message":"hi","recipients\u0000":["+15550100003"]} ;; {"message":"hi","\u0001recipients":["+15550100003"]}
   {"message":"hi","\u0085\u0001number":"+15550100003"} ;; 'message=hi&%01recipients=%2B15550100003'
-  'hi' | POST /v2/send?@recipients=%2B15550100003 ;; 'hi' | POST /v2/send?send_at=5`;
+  'hi' | POST /v2/send?@recipients=%2B15550100003`;
 const READS_NOTE = hook(reading('{{note}}|{{message}}'));
 table('control characters go from every field of a form, the CR of line breaks too, but not from JSON', READS_NOTE)`
   * ${MADE} | {"message":"a\nbc|one\ntwo\n"}
@@ -6070,22 +6063,16 @@ table('control characters go from every field of a form, the CR of line breaks t
 
 // A send scheduled for later would be sent at once. A large body that ends in send_at is tested in REQUEST BODY.
 const LATER = 'bearer → 400 bad_field | "nothing is scheduled here"';
-const READS_LATER = JSON.stringify(reading('{{text}}{{send_at}}'));
 const BY_EITHER = hook({ allow: ['send', 'GET /v2/send'] });
 table(
-  'attack: have a send, or a form that a template may read, sent at once although it is scheduled for later',
+  'attack: have a relayed send sent at once although it is scheduled for later',
   BY_EITHER,
 )`
   * ${LATER}
   ${['1', '"2030-01-01"', 'true', '{}', '[]', '[null]', '""'].map((at) => `{"send_at":${at},${HELLO.slice(1)}`)}
   ${['Send_At', 'ſend_at', 'SEND_AT', literal`send_a\u0074`].map((key) => `{"${key}":1,${HELLO.slice(1)}`)}
   POST /v1/send | {"send_at":1,${HELLO.slice(1)} ;; none | {"send_at":1,${AUTHED(SECRET).slice(1)}
-  * @ {"defaults":${MEANT}} | ${LATER}
-  ${[...inEachForm('message=hi&send_at=5'), ...inEachForm('Send_At[]=5&message=hi')]}
-  'send_at=tomorrow at 5&message=hi' ;; {"message":"hi","send_at":5} ;; {"Send_At":"5","message":"hi"}
-  'payload={"message":"hi","send_at":0}'
-  * @ ${READS_LATER} | ${LATER}
-  ${[...inEachForm('text=hi&send_at=5'), ...inEachForm('text=hi&%C5%BFEND_AT=5')]}`;
+`;
 const LATER_AS_DATA = tokens({ allow: ['send', 'POST /v1/plugins/later'] }, reading('at {{send_at}}{{Send_At}}'));
 table('send_at is data for a template, absent if it is null, and ignored on other routes', LATER_AS_DATA)`
   * bearer ${OTHER} → 201 | ${MEANT}
@@ -9317,7 +9304,6 @@ const NO_RECIPIENT =
 const NO_DATE = 'is not a date such as 2027-06-30 (valid through that day, UTC) or a time such as 2027-06-30T12:00:00Z';
 const NO_RULE =
   'is not one of send, info, receive, messaging, setup, metrics, or a pattern such as "GET /v1/groups/:number"';
-const MIGRATING = 'docs/migrating.md has its equivalent';
 const hashOf = (text: string): string => createHash('sha256').update(text).digest('hex');
 
 /**
@@ -9500,8 +9486,8 @@ test('a configuration file that is truncated, not an object, or has a key twice 
     file {"rate":X "1/1s"} → FILE: is not a JSON object: line 1, column 10: expected a value; JSON has no comments | for: //, /*, #
     file X {} → FILE: is not a JSON object: line 1, column 1: it must begin with "{"; JSON has no comments | for: //, /*, # what
     file X → FILE: is not a JSON object: line 1, column 1: it must begin with "{"; YAML is not read, write JSON | for: listen: 8880, ---\nlisten: 8880, # mine\n\nbackend:\n  url: x, tls.key: ${SECRET}
-    file X → FILE: is not a JSON object: line 1, column 1: it must begin with "{"; YAML is not read, write JSON (${MIGRATING}) | for: api:\n  port: 1, ---\nservice:\n  port: 1
-    file {"api":{},"service":{"port":1},"settings":{}} → api: is not a setting; ${MIGRATING} | service: is not a setting; ${MIGRATING} | settings: is not a setting; ${MIGRATING}
+    file X → FILE: is not a JSON object: line 1, column 1: it must begin with "{"; YAML is not read, write JSON | for: api:\n  port: 1, ---\nservice:\n  port: 1
+    file {"api":{},"service":{"port":1},"settings":{}} → api: is not a setting | service: is not a setting | settings: is not a setting
     file {"tokens":{"a":${token},\n "a":{"secret":"${OTHER}"}}} → FILE: line 2, column 2: "a" is given twice in one object
     file {"tokens":{"a":{"secret":"${SECRET}","allow":["info"] , "\\u0061llow" :["send"]}}} → FILE: line 1, column 76: "allow" is given twice in one object
     file {"rate":"1/1s",\n\n  "rate":"2/1s","rate":"3/1s"} → FILE: line 3, column 3: "rate" is given twice in one object | FILE: line 3, column 17: "rate" is given twice in one object
@@ -9627,17 +9613,14 @@ test('a variable one letter or underscore away from a restriction is refused, an
       const [before, after] = [known.slice(0, i), known.slice(i)];
       for (const name of ['', '_', 'S', 'x'].flatMap((c) => [before + c + after, before + c + after.slice(1)])) {
         if (name === known) continue;
-        refused(name, name.startsWith('API__TOKEN') ? MIGRATING : `did you mean "${known}"?`);
+        refused(name, `did you mean "${known}"?`);
       }
     }
   }
   refused('ALLOWED_CLIENTS', 'did you mean "ALLOW_CLIENTS"?');
   refused('TLS_CRT', 'did you mean "TLS_CERT"?');
-  const foreign = `HOSTNAMES settings__access__ipfilter__allowed api__tokens api__auth__methods service__hostnames
-    API__TOKENS API__TOKEN API__TOKENS__0 API__AUTH__METHODS SERVICE__HOSTNAMES SETTINGS__
-    SETTINGS__ACCESS__IPFILTER__ALLOWED SETTINGS__MESSAGE__VARIABLES__NUMBER`;
-  for (const name of names(foreign)) refused(name, MIGRATING);
-  const others = `SETTINGS_ SETTINGS MY_SETTINGS__A API_ SERVICE_PORT service__port RATE_LIMITS SENDER API_TOEKNS
+  const others =
+    `SETTINGS__MESSAGE__VARIABLES__NUMBER API__URL API__AUTH__METHODS HOSTNAMES API_ SERVICE_PORT service__port RATE_LIMITS SENDER API_TOEKNS
     API_TOKENS2 api_tokens API_TOKEN_FILES MY_API_TOKENS API_KEY TOKEN toString RATES ALLOWED LISTENS BACKENDURL LOGLEVEL
     TLS_CERTS CLIENTS CORS_ORIGIN HOSTNAME`;
   for (const name of ['', ...names(others)]) {
@@ -9666,7 +9649,6 @@ test('a variable possibly meant for the gateway is a warning at start and a note
       TOKENS: 'did you mean "API_TOKENS"?',
     },
     ...{ CONFIG: 'did you mean "GATEWAY_CONFIG"?', CONFIG_PATH: 'did you mean "GATEWAY_CONFIG"?' },
-    ...{ API__URL: MIGRATING, SERVICE__PORT: MIGRATING, SERVICE__LOG_LEVEL: MIGRATING },
   };
   const named = Object.entries(cures).map(([name, cure]) => `${name} is not a setting, and does nothing; ${cure}`);
   const rows: [Record<string, string>, string[], ...string[]][] = [
@@ -9816,20 +9798,15 @@ test('attack: let a comment, a name or a digest pasted with its surroundings bec
   }
 });
 
-test('a secret that looks like a digest, and a template name of another program, are warnings at start and in --check', async (t) => {
+test('a secret that looks like a digest is a warning at start and in --check', async (t) => {
   const digest = hashOf(SECRET);
   const told = (name: string, what: string): string => `the token "${name}" ${what}`;
   const isHex = 'has a secret of 64 hexadecimal digits; if that is a digest, write "sha256:" before it';
-  const isForeign = `has a template with {{@name}} or {{.NAME}}, which finds nothing; ${MIGRATING}`;
   const rows: [TokenConfig | string, ...string[]][] = [
     [digest, told('token-1', isHex)],
     [`a=${digest.toUpperCase()} ${OTHER}`, told('a', isHex)],
     [{ secret: digest }, told('a', isHex)],
     [{ secretFile: fileWith(t, `${digest}\n`) }, told('a', isHex)],
-    [{ secret: `sha256:${digest}`, message: '{{@message}}' }, told('a', isForeign)],
-    [{ secret: SECRET, message: '{{#x}}{{ .NUMBER }}{{/x}}' }, told('a', isForeign)],
-    [{ secret: digest, message: '{{^@x}}y{{/@x}}' }, told('a', isHex), told('a', isForeign)],
-    [{ secret: SECRET, message: '{{#x}}{{.name}} {{.}} {{.Title}} {{a.NUMBER}} {{NUMBER}}{{/x}} {{user@host}} @' }],
     [{ secret: `sha256:${digest}` }],
   ];
   for (const [given, ...warnings] of rows) {

@@ -2778,7 +2778,7 @@ function readForm(form: string, token: Token) {
   const pairs = form.split('&').filter((pair) => pair !== '');
   if (!pairs.every((pair) => FORM_PAIR.test(pair))) {
     throw badJson(
-      'The form has an "&" or ";" that was not encoded: write %26 (curl --data-urlencode), or post it as text/plain.',
+      'A pair of the form was not encoded: write "&" as %26 (curl --data-urlencode). If it is text, post it as text/plain.',
     );
   }
   const escaped = escapePercent(form);
