@@ -10037,88 +10037,14 @@ test('--demo shows what arrives, and no request log lines, whatever a client sen
   await close('SIGINT');
 });
 
-/** A secret of the shape that a demo makes, and a time. The picture has them in place of those of the run. */
-const PICTURED = { secret: 'a-secret-of-22-letters', time: '1795407085479' };
-
-/** What two terminals show of a demo's first message: that of a client, and that of the demo. */
-async function recordDemo(t: TestContext): Promise<{ client: string; demo: string }> {
-  const { output, first, secret, port, close } = await startDemo(t);
+test('docs/demo.svg shows what --demo and its shortest line print, and README.md has it with the same line', async (t) => {
+  const { COLUMNS, drawDemo, pictureOf, PICTURE_HEIGHT } = await import('./scripts/draw-demo.ts');
+  const { output, first, close } = await startDemo(t);
   const { text } = await askAsCurl(first);
   await until(() => /^backend got .*\n/m.test(output()));
   await close();
-  assert.equal(secret.length, PICTURED.secret.length);
-  assert.equal(text.replace(/\d/g, '0'), `{"timestamp":"${PICTURED.time.replace(/\d/g, '0')}"}`);
-  const command = first.replace(secret, PICTURED.secret).replace(`:${port}/`, ':8880/');
-  const [intro] = /^A demo: .*/m.exec(output())!;
-  const [arrived] = /^>>> [^]*?\nbackend got .*/m.exec(output())!;
-  return { client: `$ ${command}\n${text.replace(/\d+/, PICTURED.time)}`, demo: `${intro}\n…\n${arrived}` };
-}
-
-/** The height of the picture on the page, in both arrangements. */
-const PICTURE_HEIGHT = 280;
-/** The columns of the pictured terminals. Two of them fit side by side on a page, and one on a phone. */
-const COLUMNS = 45;
-
-/** Breaks lines as a terminal does, but only after a space or a comma. */
-const wrapped = (text: string): string[] =>
-  text.split('\n').flatMap((line) => line.match(new RegExp(`.{1,${COLUMNS}}(?<=[ ,]|$)`, 'g')) ?? ['']);
-
-const escaped = (text: string): string =>
-  text.replaceAll('&', '&amp;').replaceAll('<', '&lt;').replaceAll('>', '&gt;').replaceAll('"', '&quot;');
-
-/**
- * Draws the two terminals, side by side or, where the picture is narrow, one above the other. The page gives the
- * picture its size. It has no proportions of its own, so that a query of its width can choose the arrangement. Fonts
- * differ, so a column has room for the widest of the usual ones.
- */
-function drawDemo({ client, demo }: { client: string; demo: string }): string {
-  const [width, gap, bar, line, end] = [496, 20, 32, 25, 18];
-  const texts = [['another terminal', wrapped(client)], ['the demo', wrapped(demo)]] as const;
-  const [upper, lower] = texts.map(([, lines]) => bar + lines.length * line + end) as [number, number];
-  const panes = texts.map(([title, lines], i) => {
-    const rows = lines.map((text, row) => {
-      const kind = text.startsWith('>>>') ? ' class="message"' : '';
-      return text && `<text x="18" y="${bar + (row + 1) * line}"${kind}>${escaped(text)}</text>\n`;
-    });
-    return `<g id="pane${i}">\n<text x="18" y="22" class="title">${title}</text>\n${rows.join('')}</g>\n`;
-  });
-  const frame = (x: number, y: number, height: number): string =>
-    `<rect x="${x + 0.5}" y="${y + 0.5}" width="${width - 1}" height="${height - 1}" rx="6"/>` +
-    `<path d="M${x} ${y + bar + 0.5}h${width}"/>`;
-  const pane = (i: number, x: number, y: number, height: number): string =>
-    `${frame(x, y, height)}<use href="#pane${i}" x="${x}" y="${y}"/>\n`;
-  const below = upper + gap / 2;
-  const right = width + gap;
-  return `<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-labelledby="title desc">
-<title id="title">The demo: a message sent with curl, and what arrives</title>
-<desc id="desc">Two terminals. In one of them: ${escaped(client.replaceAll('\n', ' '))}. In the other: ${
-    escaped(demo.replace(/\s+/g, ' '))
-  }.</desc>
-<style>
-text { font: 16px ui-monospace, SFMono-Regular, Menlo, Consolas, "Liberation Mono", monospace; white-space: pre }
-text { fill: #1f2328 } rect, path { fill: #f6f8fa; stroke: #d1d9e0 }
-.title { font-size: 14px; fill: #59636e } .message { font-weight: bold; fill: #0550ae }
-@media (prefers-color-scheme: dark) {
-text { fill: #f0f6fc } rect, path { fill: #151b23; stroke: #3d444d }
-.title { fill: #9198a1 } .message { fill: #79c0ff }
-}
-#narrow { display: none }
-@media (max-width: 699px) { #wide { display: none } #narrow { display: inline } }
-</style>
-<defs>
-${panes.join('')}</defs>
-<svg id="wide" viewBox="0 0 ${width + right} ${PICTURE_HEIGHT}" preserveAspectRatio="xMidYMin">
-${pane(0, 0, 0, PICTURE_HEIGHT)}${pane(1, right, 0, PICTURE_HEIGHT)}</svg>
-<svg id="narrow" viewBox="0 0 ${width} ${below + lower}" preserveAspectRatio="xMidYMin">
-${pane(0, 0, 0, upper)}${pane(1, 0, below, lower)}</svg>
-</svg>
-`;
-}
-
-test('docs/demo.svg shows what --demo and its shortest line print, and README.md has it with the same line', async (t) => {
-  const recorded = await recordDemo(t);
+  const recorded = pictureOf(output(), first, text);
   const drawn = drawDemo(recorded);
-  if (process.env.PICTURE) writeFileSync(join(HERE, 'docs/demo.svg'), drawn);
   const svg = read('docs/demo.svg');
   assert.equal(svg, drawn, 'npm run picture draws it again');
   const shown = groupsOf(svg, /<text [^>]*>(.*?)<\/text>/g).map((line) =>
@@ -10131,7 +10057,7 @@ test('docs/demo.svg shows what --demo and its shortest line print, and README.md
   assert.doesNotMatch(svg, /<script|<image|<animate|<set|keyframes|@import|url\(|href="[^#]|\son\w+=/i);
   assert.ok(svg.length <= 12 * 1024, `${svg.length} bytes`);
 
-  const command = recorded.client.split('\n', 1)[0]!.slice(2).replace(PICTURED.secret, 'SECRET');
+  const command = recorded.client.split('\n', 1)[0]!.slice(2).replace('a-secret-of-22-letters', 'SECRET');
   const [, attributes = ''] = /<img src="docs\/demo\.svg" ([^>]*)>/.exec(README)!;
   for (const word of [`height="${PICTURE_HEIGHT}"`, command]) assert.ok(attributes.includes(word), attributes);
   assert.ok(README.replace(/<[^>]*>/g, '').replaceAll('\n', ' ').includes(`\`${command}\``), command);
@@ -11135,8 +11061,9 @@ test(
 
 section('SIMULATION'); // ──────────────────────────────────────────────────────────────────────────
 
-test(`worlds of gateway.fuzz.ts of each kind break no invariant (SEED=${SEED})`, { isAlone: true }, async (t) => {
-  const { hasSmallBuffers, simulate } = await import('./gateway.fuzz.ts');
+test(`worlds of each kind break no invariant (SEED=${SEED})`, { isAlone: true }, async (t) => {
+  const { hasSmallBuffers } = await import('./sim/buffers.ts');
+  const { simulate } = await import('./sim/simulate.ts');
   if (!hasSmallBuffers) t.diagnostic('this runtime has no _writeGeneric: torn requests are not looked for');
   const { worlds, failures, warnings } = await simulate({ seed: Number(SEED), seconds: 8 });
   const inWords = ({ find, world }: (typeof failures)[number]): string => `${find.what} in ${JSON.stringify(world)}`;
@@ -11145,11 +11072,14 @@ test(`worlds of gateway.fuzz.ts of each kind break no invariant (SEED=${SEED})`,
   assert.ok(worlds >= 5, `only ${worlds} worlds`);
 });
 
-test('each planted fault of gateway.fuzz.ts fits the code', async () => {
-  const { FAULTS, unfitFaults } = await import('./gateway.fuzz.ts');
-  assert.ok(FAULTS.length > 0, 'no fault is planted');
-  assert.deepEqual(unfitFaults(read('gateway.ts')), [], 'renew the text of these faults');
-  assert.deepEqual(unfitFaults(''), FAULTS.map(({ name }) => name));
+test('each planted fault of sim/planted/ fits the code', async () => {
+  const { applyPatch, readFaults } = await import('./sim/faults.ts');
+  const faults = readFaults();
+  assert.ok(faults.length > 0, 'no fault is planted');
+  for (const { name, patch } of faults) {
+    assert.notEqual(applyPatch(SOURCE, patch), SOURCE, name);
+    assert.throws(() => applyPatch('', patch), /does not occur exactly once/, name);
+  }
 });
 
 section('HARNESS'); // ─────────────────────────────────────────────────────────────────────────────
@@ -11544,7 +11474,7 @@ test('docker run, the compose file and the unit start the gateway in the same wa
 });
 
 test('every example that starts Node for good limits its young generation, as the benchmark measures it', () => {
-  const [, option] = /^const YOUNG = '(.*)';$/m.exec(read('gateway.bench.ts'))!;
+  const [, option] = /^const YOUNG = '(.*)';$/m.exec(read('bench/run.ts'))!;
   const dockerfile = read('Dockerfile');
   const starts = groupsOf(
     ALL_PAGES + dockerfile,
@@ -11688,7 +11618,7 @@ test('the numbers of gateway.ts that are not settings are in one section, and in
 
 test('the top level holds only the expected files', () => {
   const expected = `CHANGELOG.md CONTRIBUTING.md Dockerfile LICENSE README.md SECURITY.md docs gateway.alone.test.ts
-    gateway.bench.ts gateway.fuzz.ts gateway.test.ts gateway.ts package-lock.json package.json
+    bench gateway.test.ts gateway.ts package-lock.json package.json scripts sim test
     tsconfig.json`.split(/\s+/);
   // Following the pages creates the ignored files, so the tests must also pass with them.
   const made = read('.gitignore').split('\n').map((name) => name.replace('/', ''));
@@ -11712,7 +11642,7 @@ if (process.env.npm_lifecycle_event === 'test') {
 
 // `npm run check` runs deno fmt, which wraps code, but neither comments nor strings.
 test('comments are no wider than the code', () => {
-  const lines = ['gateway.alone.test.ts', 'gateway.bench.ts', 'gateway.fuzz.ts', 'gateway.test.ts', 'gateway.ts']
+  const lines = ['gateway.alone.test.ts', 'gateway.test.ts', 'gateway.ts']
     .flatMap((name) => read(name).split('\n'));
   assert.deepEqual(lines.filter((line) => line.length > 120 && /^\s*(?:\/\/|\/?\*)|[;{] \/\/ /.test(line)), []);
 });
