@@ -2803,7 +2803,8 @@ function looksLikeForm({ message: template }: Token, text: string) {
   const [first = '', ...others] = text.split('&').map(nameOfPair);
   const known = new Set(['message', 'payload', 'data', ...template?.names ?? []]);
   const showsForm = (name: string) => known.has(name) || /^(?:recipients?|auth)$/.test(plainName(name));
-  return SEND_FIELDS.includes(first) || isNeverDropped(first) || [first, ...others].some(showsForm);
+  const beginsForm = FORM_PAIR.test(text) && (SEND_FIELDS.includes(first) || isNeverDropped(first));
+  return beginsForm || [first, ...others].some(showsForm);
 }
 
 /** The decoded name of a pair, or the empty one for what has no "=". */
