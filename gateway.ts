@@ -2617,7 +2617,7 @@ const BEGINS_OBJECT = /^\s*\{/;
 const WRAPPED_OBJECT = /^['"`[\s\p{Pi}\p{Pf}]+\{/u;
 
 /** A pair of a form. Encoders leave no white space and no ";" in a name: ` b = c` and `amp;b=c` are the rest of a value. */
-const FORM_PAIR = /^[^\s;=]+=/;
+const FORM_PAIR = /^[^\s&;=]+=/;
 
 /**
  * Matches what is removed from a text: the sequences of ECMA-48 for colours (CSI), for a title or a link (OSC) and for
@@ -2800,19 +2800,13 @@ function escapePercent(form: string) {
  * has only by accident. Form encoders write the fields in any order.
  */
 function looksLikeForm({ message: template }: Token, text: string) {
-  const [first = '', ...others] = text.split('&').map(nameOfPair);
+  const pairs = text.split('&').filter((pair) => pair.includes('='));
+  const names = [...new URLSearchParams(escapePercent(pairs.join('&'))).keys()];
   const known = new Set(['message', 'payload', 'data', ...template?.names ?? []]);
   const showsForm = (name: string) => known.has(name) || /^(?:recipients?|auth)$/.test(plainName(name));
+  const [first = ''] = names;
   const beginsForm = FORM_PAIR.test(text) && (SEND_FIELDS.includes(first) || isNeverDropped(first));
-  return beginsForm || [first, ...others].some(showsForm);
-}
-
-/** The decoded name of a pair, or the empty one for what has no "=". */
-function nameOfPair(pair: string) {
-  const name = pair.slice(0, Math.max(0, pair.indexOf('=')));
-  if (!/[%+]/.test(name)) return name;
-  const [decoded = ''] = new URLSearchParams(escapePercent(name)).keys();
-  return decoded;
+  return beginsForm || names.some(showsForm);
 }
 
 /**
