@@ -1388,10 +1388,6 @@ function warningsOf(rules: Rules, { listen }: AtStart, nowMs: number) {
       'has a secret of 64 hexadecimal digits; if that is a digest, write "sha256:" before it',
       ({ isHex }) => isHex,
     ),
-    ...ofTokens(
-      `has a template with {{@name}} or {{.NAME}}, which finds nothing; ${MIGRATING}`,
-      ({ message }) => message?.hasForeignNames,
-    ),
     ...networks.map((entry) => `"${entry}" is a single address; a network has a length, such as 192.168.1.0/24`),
     ...certificateWarnings(rules, nowMs),
   ];
@@ -2650,12 +2646,12 @@ const SEND_FIELDS =
   ('message number recipients text_mode base64_attachments sticker mentions quote_timestamp quote_author quote_message ' +
     'quote_mentions edit_timestamp notify_self view_once link_preview').split(' ');
 
-/** secured-signal-api delays a send until its `send_at`. The gateway does not schedule. */
-const NEVER_LATER = 'asks for a later time, but nothing is scheduled here; remove the field to send at once';
-const NAMED_UNENCODED = 'names a recipient, but is not encoded as a form: encode each value (curl --data-urlencode)';
-
 /** The plain names of the fields that may not be dropped, see `isNeverDropped`. */
-const NEVER_DROPPED = /^(?:number|recipients?|base64_attachments?|send_at)$/;
+const NEVER_DROPPED = /^(?:number|recipients?|base64_attachments?)$/;
+const NO_FIELD = 'is not a field of a send; a send has "number", "recipients" and "base64_attachments"';
+
+/** A list as jQuery, PHP and axios write it in a form: `recipients[]`, `recipients[0]`. */
+const RECIPIENTS_OF_LIST = /^recipients\[\d*\]$/;
 
 /** A body that begins like this is meant as JSON, so if it is invalid, it is refused instead of sent as text. */
 const BEGINS_OBJECT = /^\s*\{/;
@@ -2663,33 +2659,8 @@ const BEGINS_OBJECT = /^\s*\{/;
 /** Matches what is meant as a JSON object, but stands within a quote or a bracket: `'{"a":1}'`, as cmd.exe sends it. */
 const WRAPPED_OBJECT = /^['"`[\s\p{Pi}\p{Pf}]+\{/u;
 
-/** Matches `recipients` with what programs write around the name, and "=" or ":": `@recipient=`, `"recipients": `. */
-const NAMED = `(?:[ \\t"'@]|%40)*recipients?(?:[ \\t"'[\\].\\d]|%5[bd])*[=:]`;
-const NAMED_IN_TEXT = new RegExp(`(?:^|[&;\\n]|%0a)${NAMED}`, 'i');
-const NAMED_IN_VALUE = new RegExp(`(?:[;\\n]|%0a)${NAMED}`, 'i');
-
-/**
- * Bodies that are neither JSON nor a form, but are not text either: as text they would go to other recipients than they
- * name, contain a credential, or arrive garbled.
- */
-const DOUBTS: Hints = [
-  [WRAPPED_OBJECT, 'begins like JSON, but within a quote or a bracket'],
-  [/(?:^|[&;\n])[^\S\n]*(?:@|%40)?auth=[^&\s]{16}/i, 'contains a credential, but is not a form: encode each value'],
-  [NAMED_IN_TEXT, NAMED_UNENCODED],
-  [/^[\w\-.~*+!'()]*(?:%[0-9a-f]{2}[\w\-.~*+!'()]*)+$/i, 'is encoded like a form, but has no "message="'],
-];
-
-/**
- * Matches a pair that no form encoder writes, by WHATWG URL 5.2, by RFC 3986, or by a rule between the two. It matches
- * in `disk=98 %` (a space) and in `a=1&b` (a pair without "="), and not in `disk=98+%25`.
- */
-const UNENCODED_PAIR = /(?:^|&)(?![\w\-.~*+%!'()]+=[\w\-.~*+%!'()]*(?:&|$))/;
-
-/**
- * Matches a pair that is the rest of a value, as ` Jerry` in `message=Tom & Jerry`: encoders always write the "=", and
- * never a space or a ";" before it. A field of a send may stand alone.
- */
-const REST_OF_VALUE = new RegExp(`(?:^|&)(?![^\\s;=&]+=|(?:${SEND_FIELDS.join('|')}|\\s*)(?:&|$))`);
+/** A pair of a form. Encoders leave no white space and no ";" in a name: ` b = c` and `amp;b=c` are the rest of a value. */
+const FORM_PAIR = /^[^\s&;=]+=/;
 
 /**
  * Matches what is removed from a text: the sequences of ECMA-48 for colours (CSI), for a title or a link (OSC) and for
@@ -2721,7 +2692,6 @@ async function readSend(exchange: Exchange, body: RequestBody) {
   const target = exchange.target!;
   exchange.target = { ...target, method: SEND_ROUTE.method, query: '' };
   for (const [name] of target.parameters) {
-    if (name.startsWith('@')) throw badField(nameToShow(name), `is a parameter of secured-signal-api; ${MIGRATING}`);
     if (!target.isSendByGet && isNeverDropped(name)) {
       throw badField(nameToShow(name), 'is in the query, which is ignored for a POST');
     }
@@ -2736,21 +2706,26 @@ async function readSend(exchange: Exchange, body: RequestBody) {
 }
 
 /**
- * The payload of a body: JSON, a multipart form, an HTML form or a text, in this order. The Content-Type alone does not
- * decide: curl -d and wget declare everything a form, and many clients declare JSON as something else.
+ * The payload of a body. The first step that fits decides. The Content-Type alone cannot, because curl -d and wget
+ * declare everything a form, and many clients declare JSON as something else.
  * @throws {Problem} bad_json, bad_field.
  */
 function readPayload(token: Token, body: Buffer, contentType = '') {
   const [type] = /^[^ \t;,]*/.exec(contentType.toLowerCase())!;
+  const isDeclaredJson = /^application\/json$|\+json$/.test(type);
+  const isFormOrUndeclared = /^(?:application\/x-www-form-urlencoded)?$/.test(type);
   const text = body.toString();
-  if (BEGINS_OBJECT.test(text) || /^application\/json$|\+json$/.test(type)) return readJson(body);
+  if (isDeclaredJson || BEGINS_OBJECT.test(text)) return readJson(body);
   if (type === 'multipart/form-data') return readFields(readMultipart(body, contentType), token);
   if (!isUtf8(body)) throw badJson('The body is not JSON, a form or UTF-8 text.');
-  if (/^(?:application\/x-www-form-urlencoded)?$/.test(type)) {
+  if (isFormOrUndeclared) {
     const form = text.trim(); // a form from a file may begin with a byte order mark or end with a line feed
-    if (isHtmlForm(token, form)) return readForm(form, token);
-    const doubt = hintFor(DOUBTS, form);
-    if (doubt) throw badJson(`The body ${doubt}. With "Content-Type: text/plain" it is sent unchanged.`);
+    if (looksLikeForm(token, form)) return readForm(form, token);
+    if (isWrappedJson(form)) {
+      throw badJson(
+        'The body is JSON within a quote or a bracket. With "Content-Type: text/plain" it is sent unchanged.',
+      );
+    }
   }
   return readFields([['message', cutText(cleanText(text))]], token);
 }
@@ -2840,53 +2815,57 @@ function failMultipart(): never {
 
 /**
  * The payload of an HTML form or of a query.
- * @throws {Problem} as readFields, and bad_json for what would be lost, cut off or garbled.
+ * @throws {Problem} as readFields, and bad_json for what would be cut off or garbled.
  */
 function readForm(form: string, token: Token) {
-  // URLSearchParams of Node garbles non-ASCII letters next to a "%" that does not begin an escape.
-  const escaped = form.replace(/%(?![0-9a-f]{2})/gi, '%25').replace(/&&+/g, '&');
-  if (REST_OF_VALUE.test(escaped)) {
+  const pairs = form.split('&').filter((pair) => pair !== '');
+  if (!pairs.every((pair) => FORM_PAIR.test(pair))) {
     throw badJson(
-      'The form has an "&" or ";" that was not encoded: write %26 (curl --data-urlencode), or post it as text/plain.',
+      'A pair of the form was not encoded: write "&" as %26 (curl --data-urlencode). If it is text, post it as text/plain.',
     );
   }
-  if (NAMED_IN_VALUE.test(form)) throw badJson(`A value of the form ${NAMED_UNENCODED}.`);
+  const escaped = escapePercent(form);
   try {
     if (escaped.includes('%')) decodeURIComponent(escaped);
   } catch {
     throw badJson('The percent-encoded bytes of the form are not UTF-8.');
   }
-  // Next to a space that was not encoded, a "+" is meant literally: "message=C++ build failed".
-  const literal = escaped.replace(/(?:^|&)[^& ]* [^&]*/g, (pair) => pair.replaceAll('+', '%2B'));
-  return readFields(new URLSearchParams(literal), token);
+  return readFields(new URLSearchParams(escaped), token);
+}
+
+/** Escapes each "%" that does not begin an escape: next to one, URLSearchParams of Node garbles non-ASCII letters. */
+function escapePercent(form: string) {
+  return form.replace(/%(?![0-9a-f]{2})/gi, '%25');
 }
 
 /**
- * Whether a text is an HTML form: its first name is a known field, or every pair is encoded as form encoders do it and
- * any of the names is a known field.
+ * Whether a text is an HTML form by its look: it begins with a field of a send, or any of its names is one that a text
+ * has only by accident. Form encoders write the fields in any order.
  */
-function isHtmlForm({ message: template }: Token, text: string) {
-  const names = new Set([...SEND_FIELDS, 'payload', 'data', ...template?.names ?? []]);
-  const isKnown = (name: string) => names.has(name) || isNeverDropped(name);
-  const [, first = ''] = /^([^=\s]*)=/.exec(text) ?? [];
-  if (isKnown(first)) return true;
-  return !UNENCODED_PAIR.test(text) && [...new URLSearchParams(text).keys()].some(isKnown);
+function looksLikeForm({ message: template }: Token, text: string) {
+  const pairs = text.split('&').filter((pair) => pair.includes('='));
+  const names = [...new URLSearchParams(escapePercent(pairs.join('&'))).keys()];
+  const known = new Set(['message', 'payload', 'data', ...template?.names ?? []]);
+  const showsForm = (name: string) => known.has(name) || /^(?:recipients?|auth)$/.test(plainName(name));
+  const [first = ''] = names;
+  const beginsForm = FORM_PAIR.test(text) && (SEND_FIELDS.includes(first) || isNeverDropped(first));
+  return beginsForm || names.some(showsForm);
 }
 
 /**
  * The payload of a form: its fields, or the JSON that its only field holds. GitHub's form has one field with JSON in
  * it, "payload". Uptime Kuma's has one, "data". Plex's adds a picture, which becomes an attachment.
- * @throws {Problem} as readJson, and bad_field for `send_at`, a second `number`, or JSON that names a recipient and
- *   would be lost.
+ * @throws {Problem} as readJson, and bad_field for a second `number`, or JSON that names a recipient and would be lost.
  */
 function readFields(pairs: Iterable<Pair>, token: Token) {
   const fields: Record<string, string | string[]> = Object.create(null); // `__proto__` is an ordinary name here
   const payloads: JsonObject[] = [];
-  for (const [name, value] of pairs) {
-    // An empty field was not filled in. But empty `recipients` must not become the default ones.
+  for (const [posted, value] of pairs) {
+    const name = fieldName(posted);
     const plain = plainName(name);
-    if (plain === 'auth' || (value === '' && !/^recipients/i.test(name))) continue;
-    if (plain === 'send_at') throw badField(plain, NEVER_LATER);
+    if (plain === 'auth') continue; // a credential must not get into the text of a message
+    // An empty field was not filled in. But empty `recipients` must not become the default ones.
+    if (value === '' && plain !== 'recipients') continue;
     const earlier = fields[name];
     if (name === 'number' && earlier !== undefined) throw badField(name, 'may be given only once');
     let text: string;
@@ -2902,7 +2881,7 @@ function readFields(pairs: Iterable<Pair>, token: Token) {
         const payload = readJson(Buffer.from(value)); // as it was posted: cleaned, an address could become another one
         payloads.push(payload);
         text = JSON.stringify(payload); // without its credential
-      } else if (WRAPPED_OBJECT.test(text) || isJsonList(text)) {
+      } else if (isWrappedJson(text)) {
         throw badField(name, 'is JSON, but not a JSON object');
       }
     }
@@ -2932,16 +2911,13 @@ function makeSend(token: Token, payload: JsonObject) {
   const send: JsonObject = { ...defaults, ...sendFields(token, payload) };
   if (template) {
     const { text, hasFound } = template.render(payload);
-    // Fixed words alone say nothing if the template has variables, or if a message would be lost.
-    const isLost = template.names.size > 0 && !isBlank(payload.message);
-    const saysNothing = !hasFound && (template.hasVariables || isLost);
+    const findsNothing = template.hasVariables && !hasFound; // then the words around the variables say nothing
     // A template's last line may be a section, whose text ends with a line feed.
-    send.message = saysNothing ? '' : text.replace(/\r?\n$/, '');
+    send.message = findsNothing ? '' : text.replace(/\r?\n$/, '');
   }
   // A picture or a sticker needs no message. But a template that finds nothing must not go unnoticed because there is a
   // picture.
-  const isAlone = !template || Object.keys(payload).every((key) => SEND_FIELDS.includes(key));
-  const isWordless = isAlone && (!isBlank(send.base64_attachments) || !isBlank(send.sticker));
+  const isWordless = !template && (!isBlank(send.base64_attachments) || !isBlank(send.sticker));
   const needed = isWordless ? ['number', 'recipients'] : ['message', 'number', 'recipients'];
   const missing = needed.filter((name) => isBlank(send[name]));
   if (missing.length === 0) return send;
@@ -2949,34 +2925,28 @@ function makeSend(token: Token, payload: JsonObject) {
   const lack =
     `The send would lack ${missing.join(' and ')}; the body's top-level keys are ${joinFirst(keys, ', ')}. ` +
     'Set what the webhook lacks in the token\'s "defaults", or in its "message" template if that found nothing in these keys.';
-  const detail = keys.length > 0 ? lack : 'The body is empty; post the message as text, as a form, or as JSON.';
+  const detail = keys.length > 0
+    ? lack
+    : 'The body has no field but "auth", or none; post the message as text, as a form, or as JSON.';
   throw withDetail('bad_field', detail, `no_${missing.join(',no_')}`);
 }
 
 /**
- * The fields of a send that a payload has. For a template some of them are data: `send_at` where there is no message,
- * and `number` and `recipients` where the defaults have them, because another program means something else by these.
+ * The fields of a send that a payload has.
  * @throws {Problem} bad_field.
  */
-function sendFields({ defaults = {}, message: template }: Token, payload: JsonObject) {
+function sendFields(token: Token, payload: JsonObject) {
   const fields: JsonObject = {};
   for (const [key, value] of Object.entries(payload)) {
-    const plain = plainName(key);
-    const isSchedule = plain === 'send_at';
-    if (value === null || (isSchedule && template && typeof payload.message !== 'string')) continue;
-    if (template && (key === 'number' || key === 'recipients') && defaults[key]) continue;
-    if (key === 'recipient' && value === '' && !isBlank(payload.recipients)) continue; // the backend ignores it too
-    if (!template && key === 'message' && typeof value === 'object') {
-      throw badField(key, 'must be text, not an object or a list');
-    }
-    if (SEND_FIELDS.includes(key)) fields[key] = key in LIST_KEYS ? [value].flat() : value;
-    else if (isSchedule) throw badField(plain, NEVER_LATER);
-    else if (NEVER_DROPPED.test(plain)) {
-      throw badField(
-        nameToShow(key),
-        'is not a field of a send; a send has "number", "recipients" and "base64_attachments"',
-      );
-    }
+    const name = fieldName(key);
+    if (value === null || isData(token, name)) continue;
+    if (name === 'recipients') fields[name] = [fields[name] ?? [], value].flat(); // `recipients[0]`, `recipients[1]`
+    else if (SEND_FIELDS.includes(name)) fields[name] = name in LIST_KEYS ? [value].flat() : value;
+    else if (name === 'recipient' && value === '' && !isBlank(payload.recipients)) continue; // the backend ignores it too
+    else if (isNeverDropped(name)) throw badField(nameToShow(name), NO_FIELD);
+  }
+  if (!token.message && typeof fields.message === 'object') {
+    throw badField('message', 'must be text, not an object or a list');
   }
   // A number that is not a string means something else, such as the number of a pull request.
   if (typeof fields.number !== 'string' || fields.number === '') delete fields.number;
@@ -2985,8 +2955,21 @@ function sendFields({ defaults = {}, message: template }: Token, payload: JsonOb
 }
 
 /**
- * A field's name without what programs add to it. jQuery, PHP and axios write a list as "recipients[]" or
- * "recipients.0". secured-signal-api reads "@recipients". "amp;" remains of an "&" that was escaped for HTML.
+ * Whether a field is data for the template: `number` and `recipients` where the defaults have them, because another
+ * program means something else by these.
+ */
+function isData({ defaults = {}, message: template }: Token, name: string) {
+  return template !== undefined && (name === 'number' || name === 'recipients') && defaults[name] !== undefined;
+}
+
+/** The name of the field that a name stands for. */
+function fieldName(name: string) {
+  return RECIPIENTS_OF_LIST.test(name) ? 'recipients' : name;
+}
+
+/**
+ * A field's name without what programs and people write around it, as in "recipients.0", "@recipients" and "Recipients".
+ * "amp;" remains of an "&" that was escaped for HTML.
  */
 function plainName(name: string) {
   if (/^[a-z\d_]*$/.test(name)) return name; // at once, because a form of 1 MiB may have 200,000 names
@@ -3000,15 +2983,16 @@ function nameToShow(name: string) {
 }
 
 /**
- * Whether a field may not be dropped, because without it a message would go to the default recipients, too early, or
- * without its picture. If the gateway cannot use the field, as in another spelling, it refuses the payload.
+ * Whether a field may not be dropped, because without it a message would go to the default recipients, or without its
+ * picture. If the gateway cannot use the field, as in another spelling, it refuses the payload.
  */
 function isNeverDropped(name: string) {
   return NEVER_DROPPED.test(plainName(name));
 }
 
-/** Whether a text is a list in JSON. */
-function isJsonList(text: string) {
+/** Whether a text is meant as JSON, but not as an object: an object within a quote or a bracket, or a list. */
+function isWrappedJson(text: string) {
+  if (WRAPPED_OBJECT.test(text)) return true;
   try {
     return /^\s*\[/.test(text) && Array.isArray(JSON.parse(text));
   } catch {
@@ -3072,8 +3056,6 @@ interface Tag {
 class Template {
   /** The names that the template looks up at the top level: the first part of each name. */
   readonly names = new Set<string>();
-  /** Whether it has a name as secured-signal-api's templates have: `{{@message}}`, `{{.NUMBER}}`. */
-  hasForeignNames = false;
   /** Whether it has variables outside of sections. "Backup done{{#size}} ({{size}}){{/size}}" needs no size. */
   hasVariables = false;
   readonly #root: Tag;
@@ -3105,7 +3087,6 @@ class Template {
       if (/[#^]/.test(sigil)) open.push(tag);
       const first = tag.path.find(Boolean);
       if (first) this.names.add(first);
-      this.hasForeignNames ||= /^(?:@|\.[A-Z\d_]+$)/.test(name);
     }
     const last = open.at(-1)!;
     last.nodes.push(text.slice(from));
@@ -3113,8 +3094,7 @@ class Template {
   }
 
   /**
-   * The text for some data, and whether any name was found in the data; if there are variables outside of sections, any
-   * of these. A text that becomes too long or takes too many steps is cut, and ends with an ellipsis.
+   * The text for some data, and whether any variable outside of sections was found in the data. A text that becomes too long or takes too many steps is cut, and ends with an ellipsis.
    * @param data as JSON.parse returns it.
    */
   render(data: unknown) {
@@ -3140,7 +3120,7 @@ class Template {
       // the value of the part before it.
       const owner = contexts.findLast((context) => memberOf(context, tag.path[0]!) !== undefined);
       const value = tag.path.reduce(memberOf, owner);
-      hasFound ||= value !== undefined && (tag.isOutside || !this.hasVariables);
+      hasFound ||= tag.isOutside && value !== undefined;
       // A section is rendered for each element of a list. For any other value it is rendered once, but not for null,
       // '', false and 0.
       const items = Array.isArray(value) ? value : [value].filter(Boolean);
@@ -4947,7 +4927,7 @@ function parseJson(text: string): unknown {
 function hintForSyntax(text: string, at: number) {
   // A key without quotes, or the line that begins a document.
   if (/^\s*(?:#.*\n\s*)*(?:---|[\w.-]+:(?:\s|$))/.test(text)) {
-    return `; YAML is not read, write JSON${FOREIGN_KEY.test(text) ? ` (${MIGRATING})` : ''}`;
+    return '; YAML is not read, write JSON';
   }
   return /^.?(?:#|\/[/*])/s.test(text.slice(Math.max(0, at - 1))) ? '; JSON has no comments' : '';
 }
@@ -4983,9 +4963,6 @@ function placeAfter(text: string) {
   return `line ${lines.length}, column ${[...lines.at(-1)!].length + 1}`;
 }
 
-const MIGRATING = 'docs/migrating.md has its equivalent';
-/** The top-level keys of secured-signal-api's file. */
-const FOREIGN_KEY = /^(?:api|service|settings)(?::|$)/m;
 
 /**
  * Matches the variables that Kubernetes and Docker make for a service called "gateway", such as
@@ -5181,8 +5158,7 @@ function refuseSetting(key: string, known: readonly string[]) {
   const distance = (name: string) => editDistance(letters(key), letters(name));
   const [nearest = ''] = [...known].sort((a, b) => distance(a) - distance(b));
   const isNear = distance(nearest) <= Math.max(letters(key).length, letters(nearest).length) / 2;
-  const hint = isNear ? `did you mean "${nearest}"?` : FOREIGN_KEY.test(key) && MIGRATING;
-  throw new UsageError(`is not a setting${hint ? `; ${hint}` : ''}`);
+  throw new UsageError(`is not a setting${isNear ? `; did you mean "${nearest}"?` : ''}`);
 }
 
 /** Levenshtein distance: the number of letters to insert, delete or change. */

@@ -118,18 +118,18 @@ function bodyOf({ shape, bodyBytes }: Step, mark: string): string {
 
 /** Makes the request of a step, and records what the backend must get. */
 export function makeRequest(play: Play, actor: Actor | undefined, token: TokenName, step: Step, mark: string): Asked {
-  const { form } = step;
+  const { auth: method } = step;
   const body = hasBody(step) ? bodyOf(step, mark) : '';
   const secret = step.route === 'health' ? '' : step.wrong ? `${WORD}-nobody-0123456789` : secretOf(token);
   let [method = '', path = ''] = ROUTES[step.route].split(' ');
-  if (form === 'query') path += `?@auth=${secret}`;
-  if (form === 'path') path = `/@auth=${secret}${path}`;
+  if (method === 'query') path += `?@auth=${secret}`;
+  if (method === 'path') path = `/@auth=${secret}${path}`;
   const lines = [`${method} ${path} HTTP/1.${step.isOld ? 0 : 1}`, 'Host: gateway', `X-Mark: ${mark}`];
   if (step.isOld) lines.push('Connection: keep-alive');
-  if (form === 'bearer') lines.push(`Authorization: Bearer ${secret}`);
-  if (form === 'basic') lines.push(`Authorization: Basic ${btoa(`api:${secret}`)}`);
+  if (method === 'bearer') lines.push(`Authorization: Bearer ${secret}`);
+  if (method === 'basic') lines.push(`Authorization: Basic ${btoa(`api:${secret}`)}`);
   if (step.route === 'socket') lines.push('Upgrade: websocket', 'Connection: Upgrade', 'Sec-WebSocket-Key: x');
-  const withAuth = (auth: string): Buffer => Buffer.from(form === 'body' ? `{"auth":"${auth}",${body.slice(1)}` : body);
+  const withAuth = (auth: string): Buffer => Buffer.from(method === 'body' ? `{"auth":"${auth}",${body.slice(1)}` : body);
   const content = withAuth(secret);
   if (content.length > 0) lines.push('Content-Type: application/json');
   if (step.chunked && content.length > 0) lines.push('Transfer-Encoding: chunked');

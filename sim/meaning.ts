@@ -178,11 +178,11 @@ function writeMeaning(meaning: Meaning, unique: string): Written {
   const headers = { Authorization: `Bearer ${secretOf(token)}`, ...(type !== '' && { 'Content-Type': type }) };
   const letter = { method: way === 'get' ? 'GET' : 'POST', path: `/v2/send${query}`, headers, body: body || undefined };
   // A text names no recipient, whatever it contains, and a foreign name is data. So are a body's recipients to a
-  // template whose token has default ones. Unencoded pairs may be a form or a text, unless the first name is a field.
-  const isTextOnly = /^text\/plain/.test(type) && !body.startsWith('{');
-  const isData = /templated|whole/.test(token) && name === 'recipients' && !inQuery;
+  // template whose token has default ones.
+  const isTextOnly = way === 'lines' || (/^text\/plain/.test(type) && !body.startsWith('{'));
+  const isData = /templated|whole/.test(token) && /^recipients(?:\[\d*\])?$/.test(name) && !inQuery;
   const isNamed = wanted.length > 0 && (OWN_NAMES as string[]).includes(name) && !isTextOnly && !isData;
-  const isForm = way === 'bare' ? bare[0]!.startsWith('message=') : !/^(?:lines|shell)$/.test(way);
+  const isForm = !/^(?:lines|shell)$/.test(way);
   const isShown = /plain|open/.test(token) || (token !== 'whole' && times === 1);
   const priority = /ed$/.test(token) ? others.find(([key]) => key === 'priorité')?.[1] ?? '' : '';
   const texts = isShown ? isForm ? [text + priority] : [text, body] : undefined;

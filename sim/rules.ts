@@ -8,7 +8,7 @@ import type { Draw } from './chance.ts';
 import { Desk, type Letter, type Told } from './desk.ts';
 import type { Find } from './finds.ts';
 import { DEFAULTS, ELSE, FROM, GROUP, LISTS, SECRET_PATTERN, secretOf, TO, TOKENS } from './tokens.ts';
-import { AUTH_METHODS, type Form, ROWS } from './under-test.ts';
+import { AUTH_METHODS, type AuthMethod, ROWS } from './under-test.ts';
 
 const RULE_TOKENS = {
   free: {},
@@ -25,7 +25,7 @@ type RuleToken = keyof typeof RULE_TOKENS;
 export interface Case {
   route: string;
   /** One or two; the first in the order header, path, query, body counts. */
-  credentials: { form: Form; token: RuleToken | 'nobody' }[];
+  credentials: { auth: AuthMethod; token: RuleToken | 'nobody' }[];
   /** How `@auth` is spelled in a path or a query. */
   spelling: number;
   /** The client, behind a trusted proxy. */
@@ -52,7 +52,7 @@ const MESSAGING = ROWS.filter(({ group }) => group === 'messaging').map(({ metho
 export function genCase(draw: Draw): Case {
   const tokens = Object.keys(RULE_TOKENS) as RuleToken[];
   const credential = (): Case['credentials'][number] => ({
-    form: draw.pick(AUTH_METHODS),
+    auth: draw.pick(AUTH_METHODS),
     token: draw.chance(0.15) ? 'nobody' : draw.pick([...tokens, 'confined', 'confined', 'slow', 'free']),
   });
   return {
@@ -100,13 +100,13 @@ function writeCase({ route, credentials, spelling, from, origin, browser, hasRan
   const authorizations: string[] = [];
   let segments = '';
   const name = AUTH_NAMES[spelling]!;
-  for (const { form, token } of credentials) {
+  for (const { auth, token } of credentials) {
     const secret = secretOf(token);
-    if (form === 'bearer') authorizations.push(`Bearer ${secret}`);
-    if (form === 'basic') authorizations.push(`Basic ${btoa(`api:${secret}`)}`);
-    if (form === 'path') segments += `/${name}${spelling % 2 ? '%3D' : '='}${secret}`;
-    if (form === 'query') path += `${path.includes('?') ? '&' : '?'}${name}=${secret}`;
-    if (form === 'body') document.auth = secret;
+    if (auth === 'bearer') authorizations.push(`Bearer ${secret}`);
+    if (auth === 'basic') authorizations.push(`Basic ${btoa(`api:${secret}`)}`);
+    if (auth === 'path') segments += `/${name}${spelling % 2 ? '%3D' : '='}${secret}`;
+    if (auth === 'query') path += `${path.includes('?') ? '&' : '?'}${name}=${secret}`;
+    if (auth === 'body') document.auth = secret;
   }
   const body = methods.includes('{}') ? JSON.stringify(document) : undefined;
   const headers = {
@@ -126,22 +126,22 @@ function judge(each: Case, credit: { ms: number }): { codes: string[]; retryAfte
   const { route, credentials, from, origin, browser, hasRange, account, recipient, attachment } = each;
   const [methods = '', template = ''] = route.split(' ');
   const [isGet, hasBody] = [methods === 'GET', methods.includes('{}')];
-  const places = credentials.map(({ form }) => form === 'basic' ? 'bearer' : form);
+  const places = credentials.map(({ auth }) => auth === 'basic' ? 'bearer' : auth);
   const isTwice = places.length === 2 && places[0] === places[1] && places[0] !== 'body';
   const client = from.split(', ').at(-1)!;
   if (isTwice) {
     return { codes: ['bad_credential', 'bad_target', ...(client.startsWith('10.') ? [] : ['client_not_allowed'])] };
   }
   if (!client.startsWith('10.')) return { codes: ['client_not_allowed'] };
-  const given = credentials.filter(({ form }) => form !== 'body' || hasBody);
+  const given = credentials.filter(({ auth }) => auth !== 'body' || hasBody);
   // The last of two credentials in one place is written; only the body has room for both.
-  const [first] = given.toReversed().sort((a, b) => ORDER.indexOf(a.form) - ORDER.indexOf(b.form));
+  const [first] = given.toReversed().sort((a, b) => ORDER.indexOf(a.auth) - ORDER.indexOf(b.auth));
   if (first === undefined) return { codes: ['unauthorized', 'too_many_failures'] };
-  const { form, token } = first;
-  const isWrong = token === 'nobody' || token === 'old' || (token === 'onlyBearer' && form !== 'bearer');
+  const { auth, token } = first;
+  const isWrong = token === 'nobody' || token === 'old' || (token === 'onlyBearer' && auth !== 'bearer');
   if (isWrong) return { codes: ['unauthorized', 'too_many_failures'] };
   const isBrowser = origin !== undefined || browser === 'Sec-Fetch-Site' || (browser !== undefined && isGet);
-  const isForeign = form === 'basic' && isBrowser && origin !== 'https://dash.example';
+  const isForeign = auth === 'basic' && isBrowser && origin !== 'https://dash.example';
   const isPlayer = hasRange && !/\/(?::attachment|avatar)$/.test(route);
   if (isForeign || isPlayer) return { codes: ['cross_site'] };
   if (token === 'near' && !client.startsWith('10.1.')) return { codes: ['client_not_allowed'] };

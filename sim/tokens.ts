@@ -32,7 +32,7 @@ export const CHANGES: Record<string, { settings?: object; refuses: (asked: Asked
   usual: { settings: {}, refuses: () => false },
   removed: { refuses: () => true },
   expired: { settings: { expires: '2020-01-01' }, refuses: () => true },
-  onlyBearer: { settings: { methods: ['bearer'] }, refuses: ({ step }) => step.form !== 'bearer' },
+  onlyBearer: { settings: { methods: ['bearer'] }, refuses: ({ step }) => step.auth !== 'bearer' },
   onlyInfo: { settings: { allow: ['info'] }, refuses: ({ step }) => step.route !== 'about' },
   elsewhere: { settings: { recipients: [ELSE] }, refuses: ({ step }) => step.route === 'send' },
 };

@@ -7,12 +7,12 @@ import { SECRET_PATTERN } from './tokens.ts';
 
 /** GATEWAY_FILE names another file than gateway.ts. */
 export const FILE = new URL(process.env.GATEWAY_FILE ?? 'gateway.ts', new URL('..', import.meta.url));
-export const { createGateway, AUTH_METHODS: formRows, ROUTES: ROWS } = await import(
+export const { createGateway, AUTH_METHODS: methodRows, ROUTES: ROWS } = await import(
   FILE.href
 ) as typeof import('../gateway.ts');
 
-export type Form = keyof typeof formRows;
-export const AUTH_METHODS = Object.keys(formRows) as Form[];
+export type AuthMethod = keyof typeof methodRows;
+export const AUTH_METHODS = Object.keys(methodRows) as AuthMethod[];
 
 /** A line of the gateway's log. */
 export type Line = Record<string, unknown>;

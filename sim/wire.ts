@@ -77,7 +77,7 @@ export function genWireClient(draw: Draw): WireClient {
   const genRequest = (): WireRequest => ({
     line: draw.below(LINES.length),
     ...(draw.chance(0.3) && { upgrade: draw.pick(UPGRADES) }),
-    form: draw.pick(['bearer', 'bearer', 'basic', 'query', 'path', 'none']),
+    auth: draw.pick(['bearer', 'bearer', 'basic', 'query', 'path', 'none']),
     ...(draw.chance(0.2) && { wrong: true }),
     framing: draw.chance(0.5) ? draw.pick(['none', 'length']) : draw.pick(FRAMINGS),
     body: draw.chance(0.6) ? 'send' : draw.pick(BODIES),
@@ -99,12 +99,12 @@ export function genWireClient(draw: Draw): WireClient {
 }
 
 /** The bytes of a request, whose mark determines how the stand-in answers. */
-function writeWire({ line, upgrade, form, wrong, framing, body, closes }: WireRequest, mark: string): Buffer {
+function writeWire({ line, upgrade, auth, wrong, framing, body, closes }: WireRequest, mark: string): Buffer {
   const text = LINES[line]!.replace('…', mark);
   const secret = wrong ? `${WORD}-nobody-0123456789` : secretOf(text.startsWith('GET /v2') ? 'maker' : 'free');
   const [method, target = ''] = text.split(/ (?=\S)/);
-  const before = form === 'path' ? `/@auth=${secret}` : '';
-  const path = `${before}${target}${form === 'query' ? `${target.includes('?') ? '&' : '?'}@auth=${secret}` : ''}`;
+  const before = auth === 'path' ? `/@auth=${secret}` : '';
+  const path = `${before}${target}${auth === 'query' ? `${target.includes('?') ? '&' : '?'}@auth=${secret}` : ''}`;
   const filler = 'y'.repeat(/arge/.test(body) ? 70_000 : 9);
   const send = JSON.stringify({ number: FROM, recipients: [TO], message: `${mark} x`, filler });
   const content = Buffer.from(framing === 'none' ? '' : send.replace(/}$/, /broken/.test(body) ? ',}' : '}'));
@@ -114,8 +114,8 @@ function writeWire({ line, upgrade, form, wrong, framing, body, closes }: WireRe
     `${method} ${path} HTTP/1.1`,
     'Host: gateway',
     `X-Mark: ${mark}`,
-    ...(form === 'bearer' ? [`Authorization: Bearer ${secret}`] : []),
-    ...(form === 'basic' ? [`Authorization: Basic ${btoa(`api:${secret}`)}`] : []),
+    ...(auth === 'bearer' ? [`Authorization: Bearer ${secret}`] : []),
+    ...(auth === 'basic' ? [`Authorization: Basic ${btoa(`api:${secret}`)}`] : []),
     ...(upgrade === undefined ? [] : [`Upgrade: ${upgrade}`, 'Connection: Upgrade', 'Sec-WebSocket-Key: x']),
     ...(closes ? ['Connection: close'] : []),
     ...(framing === 'expecting' ? ['Expect: 100-continue'] : []),
@@ -131,10 +131,10 @@ function writeWire({ line, upgrade, form, wrong, framing, body, closes }: WireRe
 
 export async function playWires({ seed, tls: isTls, parts }: Batch<'wire'>): Promise<Find[]> {
   const house = await new House(seed).open(isTls);
-  const note = ({ line, wrong, form, answer, upgrade }: WireRequest, mark: string): string => {
+  const note = ({ line, wrong, auth, answer, upgrade }: WireRequest, mark: string): string => {
     const route = upgrade?.startsWith('websocket') ? 'socket' : routeOf(line);
     const step: Step = { route, auth: 'bearer', shape: 'plain', bodyBytes: 100_000, answer };
-    if (wrong || form === 'none') step.wrong = true;
+    if (wrong || auth === 'none') step.wrong = true;
     const own = { mark, actor: undefined, token: 'free', step, bytes: Buffer.alloc(0) } as const;
     return expect(house.play, { ...own, expected: undefined, stays: false }).mark;
   };

@@ -5,7 +5,7 @@
 
 import { type Draw, generator, words } from './chance.ts';
 import { CHANGES, FROM, GROUP, type TokenName, WORD } from './tokens.ts';
-import { AUTH_METHODS, type Form } from './under-test.ts';
+import { AUTH_METHODS, type AuthMethod } from './under-test.ts';
 
 /**
  * How the stand-in answers: with 201 at once, later, in three pieces, chunked, after 103 and 100, or with "Connection:
@@ -31,7 +31,7 @@ const SHAPES = words('plain twice folded escaped late doubled');
 /** One request of an actor. */
 export interface Step {
   route: keyof typeof ROUTES;
-  form: Form;
+  auth: AuthMethod;
   /** The credential belongs to no token. */
   wrong?: boolean;
   shape: (typeof SHAPES)[number] | 'broken';
@@ -96,12 +96,12 @@ const WAYS = {
     ...{ route: 'download', bodyBytes: draw.pick([1000, 400_000]), deafMs: draw.pick([0, 0, 200, 1500]) },
   }),
   socket: (draw) => ({
-    ...{ route: 'socket', form: draw.pick(['bearer', 'basic', 'query', 'path']), wrong: draw.chance(0.4) },
+    ...{ route: 'socket', auth: draw.pick(['bearer', 'basic', 'query', 'path']), wrong: draw.chance(0.4) },
     ...{ keptMs: draw.pick([50, 50, 800]), ...(draw.chance(0.5) && { leave: [draw.below(4), 'reset'] }) },
   }),
   // Asks for a WebSocket, and gets an ordinary response.
   declined: (draw) => ({
-    ...{ route: 'socket', form: draw.pick(['bearer', 'path']), bodyBytes: 300_000 },
+    ...{ route: 'socket', auth: draw.pick(['bearer', 'path']), bodyBytes: 300_000 },
     answer: ['declined', draw.pick([0, 40])],
   }),
   // Posts a body to a route that needs none.
@@ -240,13 +240,13 @@ function genActor(world: World, kind: Kind, number: number): Actor {
   const genStep = (): Step => {
     const isLarge = draw.chance(0.35);
     const usual: Step = {
-      ...{ route: 'send', form: draw.pick(AUTH_METHODS), shape: 'plain' },
+      ...{ route: 'send', auth: draw.pick(AUTH_METHODS), shape: 'plain' },
       bodyBytes: isLarge ? draw.pick([66_000, 90_000, 200_000]) : draw.pick([0, 300, 5000, 60_000]),
       answer: HONEST.includes(kind) ? ['prompt', 0] : [draw.pick(ANSWERS.slice(0, -1)), draw.pick([0, 5, 40, 150])],
       ...(draw.chance(0.4) && { chunked: true }),
     };
     const step: Step = { ...usual, ...WAYS[kind](draw, world, usual.bodyBytes + 250) };
-    if (step.form === 'body' && !hasBody(step)) step.form = 'bearer';
+    if (step.auth === 'body' && !hasBody(step)) step.auth = 'bearer';
     return step;
   };
   const steps = Array.from({ length: draw.between(least, most) }, genStep);

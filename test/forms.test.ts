@@ -2,20 +2,7 @@ import { suite } from 'node:test';
 import { tokens } from './configs.ts';
 import { fixture } from './files.ts';
 import { SIDE_BY_SIDE } from './guard.ts';
-import {
-  hook,
-  inEachForm,
-  LIMIT,
-  MADE,
-  MEANT,
-  PNG,
-  PNG_DATA,
-  reading,
-  READS_TEXT,
-  SNAP,
-  TO_ALL,
-  UNDECLARED,
-} from './hooks.ts';
+import { hook, LIMIT, MADE, MEANT, PNG, PNG_DATA, reading, READS_TEXT, SNAP, TO_ALL, UNDECLARED } from './hooks.ts';
 import { listed, literal, rowWith, table, unescaped } from './rows.ts';
 import { AUTHED, DEFAULTS, FROM, GROUP, HELLO, INTERNAL_ID, OTHER, SECRET, THIRD, TO, URLENCODED } from './samples.ts';
 import { SPELLINGS } from './spellings.ts';
@@ -81,19 +68,17 @@ suite('forms', SIDE_BY_SIDE, () => {
     ${UNDECLARED.map((way) => `${way} | same`)}
     'Backup done: 5 files' ;; 'temp=23' ;; 'temp=23 is fine'
     'temp=23&hum=40&e=%zz' ;; 'a & b' ;; 'message&' ;; 'message' ;; 'x message=hello' ;; 'x\nmessage=hello'
-    # A field among pairs that no encoder writes, among what are no pairs, and in another spelling.
-    'temp=23 °C&message=hello' ;; 'x&message=hello' ;; 'Message=hello' ;; 'xmessage=hello&messages=1' ;; '=message&=x'
+    # A field in another spelling.
+    'Message=hello' ;; 'xmessage=hello&messages=1' ;; '=message&=x'
     # The template reads this name only below others.
-    'title=x' ;; [1] ;; "text" ;; 'null' ;; 'a {"message":"x"}'
+    'title=x' ;; "text" ;; 'null' ;; 'a {"message":"x"}'
     # Names somebody only for a person, or by another name, or has an escape that is none.
     'number: 5' ;; 'to: Bob' ;; 'number =+15550100003' ;; 'x\nnumber=+15550100003' ;; 'x=a b&number=+15550100003' ;; 'Door 1&to=%2B15550100003'
-    'to=+15550100003&x=a b' ;; 'Door 1&receipients=a' ;; '"message":"x","recipients":["+15550100003"]' ;; 'to:x,recipients:${GROUP}' ;; 'From: +4930123456\nTo: +4930999999' ;; 'Call\nnumber: +4930123456'
+    'to=+15550100003&x=a b' ;; 'Door 1&receipients=a' ;; '"message":"x","recipients":["+15550100003"]' ;; 'to:x,recipients:${GROUP}' ;; 'Recipients: 5 accepted' ;; 'Backup done\nRecipients: 5' ;; 'recipients: +15550100003' ;; 'From: +4930123456\nTo: +4930999999' ;; 'Call\nnumber: +4930123456'
     'Report\nnumber=5\nto=Bob' ;; 'the recipients=5' ;; 'recipients' ;; 'x\nrecipients\ny' ;; 'group.abc; recipients' ;; 'AT&T' ;; '100%'
-    '98%zz' ;; 'C++' ;; 'auth=failed' ;; 'auth=failed for somebody' ;; 'user;auth=no' ;; 'a+b'
+    '98%zz' ;; 'C++' ;; 'user: auth=no' ;; 'a+b' ;; 'Backup%20done' ;; 'T%C3%BCr' ;; 'message%3Dhello' ;; 'x\nrecipients=a' ;; 'x=a b;recipients=a.01'
     '--limit\nContent-Disposition: form-data; name="message"\n\nx\n--limit--'
-    '\n\n\tBackup done\n ' ;; 'Tür offen 🚪 \u202eabc'
-    # What looks like a credential.
-    'auth=the-token'`;
+    '\n\n\tBackup done\n ' ;; 'Tür offen 🚪 \u202eabc'`;
 
   table('a form is a text if it is declared as one, or as something else', hook(READS_NAMES))`
     * ${MADE} | same
@@ -106,7 +91,7 @@ suite('forms', SIDE_BY_SIDE, () => {
   table('a urlencoded form is read as the object of its fields', hook(TO_ALL))`
     ${UNDECLARED}
     * Content-Type: Application/X-WWW-Form-Urlencoded;charset=UTF-8 | ${MADE}
-    # It is one if its first name is a field of a send, or if all of it is encoded and one name is.
+    # It is one if its first name is a field of a send, or if any name is one that no text has.
     'message=Backup done: 5 files' → {"message":"Backup done: 5 files"}
     'message=50% of "x"\n\u00e9&notify_self=no' → {"message":"50% of \"x\"\n\u00e9","notify_self":"no"}
     'temp=23&a-._~*+%41!'()=&message=x%0D%0A%1B%5By+z%26' → {"message":"x\n z&"}
@@ -117,7 +102,12 @@ suite('forms', SIDE_BY_SIDE, () => {
     'message=x&number=+15550100003&recipients=+15550100004' → {"message":"x","number":"${THIRD}","recipients":["+15550100004"]}
     'message=x&quote_author=+49123456' → {"message":"x","quote_author":" 49123456"}
     'recipients=%2B15550100003&message=x&recipients=+15550100004' → {"message":"x","recipients":["${THIRD}","+15550100004"]}
-    'message=x&number=&text_mode=&sticker&view_once=&recipient=' → {"message":"x"}
+    'message=x&number=&text_mode=&sticker=&view_once=&recipient=' → {"message":"x"}
+  'temp=23 °C&message=hello' → {"message":"hello"} ;; 'sensor=Door 1&message=open&recipients=+15550100003' → {"message":"open","recipients":["${THIRD}"]}
+  # A list as PHP and jQuery write it.
+  'message=x&recipients[]=+15550100003&recipients[]=+15550100004' → {"message":"x","recipients":["${THIRD}","+15550100004"]}
+  'recipients%5B0%5D=%2B15550100003&recipients%5B1%5D=+15550100004&message=x' → {"message":"x","recipients":["${THIRD}","+15550100004"]}
+  'message=x&recipients=+15550100003&recipients[]=+15550100004' → {"message":"x","recipients":["${THIRD}","+15550100004"]}
     'message=x&members=a&admins=b&__proto__=c&constructor=d&Message=e&auth=${SECRET}&Auth=${OTHER}&AUTH=' → {"message":"x"}
     @ {"message":"{{.}}{{auth}}{{payload}}{{message}}"} | 'auth=${SECRET}&payload={"message":"x","auth":1}' → {"message":"{\"message\":\"x\"}x"}
     @ {"message":"{{constructor}}{{__proto__}}"} | 'constructor=d&__proto__=c&message=x' → {"message":"dc"}
@@ -174,75 +164,64 @@ suite('forms', SIDE_BY_SIDE, () => {
     -- file; filename="snap.png"\r\n${PNG} -- data = {"message":"x","recipient\u0073":"${THIRD}"} → {"message":"x","recipients":["${THIRD}"],"base64_attachments":["${SNAP}"]}
     @ {"message":"{{event}}: {{Metadata.title}}"} | -- payload = {"event":"play","Metadata":{"title":"A"}} -- thumb; filename="snap.png"\r\n${PNG} → {"message":"play: A","base64_attachments":["${SNAP}"]}`;
 
-  const COMMON_FORM_TYPES = [`Content-Type: ${URLENCODED}`, ''].map((type) => `* bearer | ${type} → 400 bad_json`);
-
-  table(
-    'attack: have a body sent as a text that names a recipient outside any field, or that would arrive garbled',
-    hook(),
-  )`
+  const COMMON_FORM_TYPES = [`Content-Type: ${URLENCODED}`, ''].map((type) => `* bearer | ${type} → 400`);
+  table('attack: have a form that no encoder wrote, or JSON within a quote or a bracket, sent as a text', hook())`
     ${COMMON_FORM_TYPES}
     # JSON within a quote or a bracket, as cmd.exe and careless programs leave it.
     ''{message:hi,recipients:[+15550100003]}'' ;; '"{\"message\":1}"' ;; [{"message":"x"}] ;; ' [ {' ;; '["{' ;; '“{"message":"x"}”'
-    '“{"message":"x","recipients":["+15550100003"]}”'
+    '“{"message":"x","recipients":["+15550100003"]}”' ;; [1] ;; [1,[{"auth":"${SECRET}"}]]
     # A credential.
-    'auth=0123456789abcdef x' ;; 'auth=${SECRET}&message=hi there' ;; '@auth=${SECRET} x' ;; 'Door 1&%40auth=${OTHER}' ;; 'Door 1\n@auth=${SECRET}'
-    # Recipients in any spelling, at the beginning or behind "&", ";" and a line feed.
-    'title=Back up&message=ok&recipients=%2B15550100003' ;; 'sensor=Door 1&message=open&recipients=+15550100003'
-    'text=Door code is 4711&recipients=%2B15550100003' ;; 'Door open&recipients=a.01' ;; 'x;recipients=a.01' ;; 'x=a b;recipients=a.01' ;; 'x\nrecipients=a'
+    'auth=0123456789abcdef x' ;; 'auth=${SECRET}&message=hi & there' ;; '@auth=${SECRET} x' ;; 'Door 1&%40auth=${OTHER}' ;; 'Door 1&auth=${SECRET}'
+    'auth=the-token' ;; 'auth[]=${SECRET}' ;; 'Door 1&amp;auth=${SECRET}' ;; 'Door 1&au%74h=${SECRET}' ;; 'auth = ${SECRET}'
+    # Recipients in any spelling.
+    'text=Door code is 4711&recipients=%2B15550100003' ;; 'Door open&recipients=a.01' ;; 'x;recipients=a.01' ;; 'x&message=hello'
     'Door 1&recipients[]=a.01' ;; 'Door 1&recipients[0]=a.01' ;; 'Door 1&recipients%5B%5D=a.01' ;; 'Door 1&recipients.0=a.01'
     'Door 1&@recipients=a.01' ;; 'Door 1&%40recipients=a.01' ;; 'Door 1&Recipients=a.01' ;; 'Door 1&recipient=a.01' ;; 'Door 1&amp;recipients=a'
-    'Door 1&recipients=' ;; 'Door 1&#38;recipients=a' ;; 'Door 1& recipients =a' ;; 'Door 1%0Arecipients=a' ;; 'Door 1%0arecipients=a'
-    'Door 1&"recipients"=a' ;; "Door 1&'recipients' = a" ;; 'x\n\trecipients\t=a' ;; 'x=a b;;recipients=a'
-    'recipients: +15550100003' ;; 'message: hi\nrecipients: ${GROUP}' ;; 'recipients:\n  - "+15550100003"' ;; 'x;"recipients": ["+15550100003"]'
-    'Recipients: 5 accepted' ;; 'Backup done\nRecipients: 5'
-    # Encoded, without a name.
-    'Back%20up%20done' ;; 'Backup%20done' ;; 'T%C3%BCr' ;; 'message%3Dhello'
+    'Door 1&recipients=' ;; 'Door 1&#38;recipients=a' ;; 'Door 1& recipients =a' ;; 'recipients = a.01' ;; 'x=1&Recipients=a.01'
     # With a template too.
-    @ {"message":"{{x}}"} | 'Door 1&recipients=a.01'
+    @ {"message":"{{x}}"} | 'Door 1&recipients=a.01' ;; @ {"message":"{{x}}"} | 'Door 1&x=5'
     # It is text where it is declared text, or as something else.
     * Content-Type: text/plain | ${MADE} | same
     * Content-Type: application/octet-stream | ${MADE} | same
     'title=Back up&message=ok&recipients=%2B15550100003' ;; [{"message":"x"}] ;; 'Backup%20done' ;; 'recipients: +15550100003'`;
 
   table(
-    'attack: have a form or a query sent that is truncated, not UTF-8, or names a recipient within a value',
+    'attack: have a form or a query sent that is truncated, not UTF-8, or names a recipient in another spelling',
     hook({
       ...{ ...TO_ALL, allow: ['send', 'GET /v2/send'] },
     }),
   )`
-    * bearer → 400 bad_json
-    'message=Tom & Jerry' ;; 'message=AT&T' ;; 'message=AT&T: x=1' ;; 'message=a & b = c' ;; 'message=a &b;c=d' ;; 'message=x&y' ;; 'message=x&=y'
+    * bearer → 400
+    'message=Tom & Jerry' ;; 'message=AT&T' ;; 'message=AT&T: x=1' ;; 'message=a & b = c' ;; 'message=a &b;c=d' ;; 'message=x&y' ;; 'message=x&=y' ;; 'message=x&sticker'
     GET /v2/send?message=Tom%20&%20Jerry ;; GET /v2/send?message=AT&T
     'message=T%FCr' ;; 'message=%C3' ;; 'message=%C3%C3' ;; 'message=%ED%A0%80' ;; 'message=%C3ü' ;; 'x%FF=1&message=x'
-    'message=x;recipients=+15550100003' ;; 'message=x\nrecipients=+15550100003' ;; 'message=Who; when; recipients: 5'
-    'message=x%0Arecipients=%2B15550100003' ;; 'text_mode=normal;recipients=+15550100003&message=x' ;; 'message=x;recipients[]=a'
-    'message=x\nrecipients: +15550100003' ;; 'message=x%0a@recipient%5b0%5D=a' ;; 'x=1&message=a; "recipients" : b'
-    'message=x&amp;recipients=%2B15550100003' ;; 'amp;recipients=%2B15550100003&message=x'
-    GET /v2/send?message=x;recipients=%2B15550100003 ;; GET /v2/send?message=x%0Arecipients=%2B15550100003
-    'message=x&amp;y' → "%26 (curl --data-urlencode)" ;; 'x;recipients=a.01' → "post it as text/plain"
+    'message=x&amp;recipients=%2B15550100003' ;; 'amp;recipients=%2B15550100003&message=x' ;; 'message=x&b;recipients=a.01'
+    GET /v2/send?message=x&amp;recipients=%2B15550100003 ;; GET /v2/send?message=x&amp%3Brecipients=a.01
+    'message=x&amp;y' → "%26 (curl --data-urlencode)" ;; 'message=x&y' → "post it as text/plain"
     * ${MADE}
-    'message=Tom %26 Jerry' → {"message":"Tom & Jerry"} ;; 'message=x&&' → {"message":"x"} ;; 'message=x&sticker&view_once' → {"message":"x"}
+    'message=Tom %26 Jerry' → {"message":"Tom & Jerry"} ;; 'message=x&&' → {"message":"x"} ;; 'message=x&sticker=&view_once=' → {"message":"x"}
     'message=x%3Brecipients%3D%2B15550100003%0Arecipients%3Da' → {"message":"x;recipients=+15550100003\nrecipients=a"}
     'message=Who; when; recipients' → {"message":"Who; when; recipients"} ;; 'message=1;to=%2B15550100003' → {"message":"1;to=+15550100003"}
     'message={"recipients":["+15550100003"]}' → {"message":"{\"recipients\":[\" 15550100003\"]}"} ;; 'message=x;number=+15550100003' → {"message":"x;number= 15550100003"}
+    # A value is a value.
+    'message=x;recipients=%2B15550100003' → {"message":"x;recipients=+15550100003"} ;; 'message=Who; when; recipients: 5' → {"message":"Who; when; recipients: 5"}
+    'message=x%0Arecipients=a' → {"message":"x\nrecipients=a"} ;; GET /v2/send?message=x;recipients=a → {"message":"x;recipients=a"}
     GET /v2/send?message=Tom%20%26%20Jerry → {"message":"Tom & Jerry"} ;; 'message=98%' → {"message":"98%"} ;; 'message=98% für %41&n=5' → {"message":"98% für A"}
-    # Beside a space that is not encoded, a plus is a plus.
-    'message=C++ build failed' → {"message":"C++ build failed"} ;; 'message=C%2B%2B+failed' → {"message":"C++ failed"}
-    'message=+5 °C&recipients=+15550100003' → {"message":"+5 °C","recipients":["${THIRD}"]}
+    # A plus is a space in every form.
+    'message=C++ build failed' → {"message":"C   build failed"} ;; 'message=C%2B%2B+failed' → {"message":"C++ failed"}
+    'message=+5 °C&recipients=+15550100003' → {"message":" 5 °C","recipients":["${THIRD}"]}
     'message=a%0Ab&n=5' → {"message":"a\nb"} ;; GET /v2/send?message=a%0Arecipients%21&n=5 → {"message":"a\nrecipients!"}
     -- message = a & b; recipients=x → {"message":"a & b; recipients=x"}`;
 
   table(
-    'a template that finds nothing is 400 with a picture, as is a message with a time; no credential gets into a text',
+    'a template that finds nothing is 400 with a picture; no credential gets into a text',
     hook(),
   )`
     * @ {"message":"{{a}}"} | bearer → 400 bad_field
     -- b = c -- f; filename="x" = x ;; {"b":"c","base64_attachments":["QUJD"]} ;; {"b":"c","sticker":"a:1"}
-    {"a":1,"message":"x","send_at":1} ;; {"a":1,"message":"x","Send_At":"9 o'clock"} ;; {"a":1,"message":"","@send_at":1}
+    -- f; filename="x" = x ;; {"message":"x","sticker":"a:1"} ;; {"a":"","base64_attachments":["QUJD"]}
     * @ {"message":"{{a}}"} | ${MADE}
-    -- f; filename="x" = x → {"message":"","base64_attachments":["data:application/octet-stream;filename=x;base64,eA=="]}
-    {"message":"x","sticker":"a:1"} → {"message":"","sticker":"a:1"}
-    {"a":"x","send_at":1} → {"message":"x"} ;; {"a":"x","send_at":1,"message":null} → {"message":"x"} ;; {"a":"x","send_at":1,"message":{"text":1}} → {"message":"x"}
+    {"a":"x","send_at":1} → {"message":"x"} ;; {"a":"x","message":{"text":1}} → {"message":"x"}
     * @ {"message":"{{.}}{{payload}}"} | ${MADE} | {"message":"{\"b\":\"1\",\"payload\":\"{\\\"c\\\":1}\"}{\"c\":1}"}
     'payload={"c":1,"auth":"${SECRET}"}&b=1&@auth=${SECRET}&auth[]=${OTHER}' → {"message":"{\"payload\":\"{\\\"c\\\":1}\",\"b\":\"1\"}{\"c\":1}"}
     -- b = 1 -- payload = {"@auth":"${SECRET}","c":1} -- Auth = ${OTHER}`;
@@ -384,8 +363,8 @@ suite('forms', SIDE_BY_SIDE, () => {
   // Written by hand or by a sloppy program, these went to the default recipient, or as a text.
   const LOST_IN_FORMS = listed`
     recipients= ;; recipients=&recipients=%2B15550100003 ;; recipient=%2B15550100003 ;; recipient=+15550100003 and so on
-    Recipients=%2B15550100003 ;; RECIPIENTS=+15550100003 or so ;; recipients[]=%2B15550100003 ;; recipients[]=
-    recipients%5B0%5D=%2B15550100003 ;; recipients[]=+15550100003 or so ;; number=15550100003 ;; number=5 files
+    Recipients=%2B15550100003 ;; RECIPIENTS=+15550100003 or so ;; recipients[a]=%2B15550100003 ;; recipients[]=
+    recipients%5B0%5D%5B%5D=%2B15550100003 ;; recipients.0=+15550100003 or so ;; number=15550100003 ;; number=5 files
     number=%2B1 ;; Number=%2B15550100003 ;; number[]=x ;; base64_attachments[0]=QUJD ;; Recipients= ;; recipients=-x
     %20recipients=%2B15550100003 ;; recipients+=%2B15550100003
     recipients=${INTERNAL_ID} ;; recipients=a%0Ab`;
@@ -396,7 +375,7 @@ suite('forms', SIDE_BY_SIDE, () => {
     'payload=%7B%22message%22%3A%22x%22%7D&payload=%7B%7D' ;; 'payload=%7B%22message%22%3A%22x%22%7D&x=1'
     -- payload = {"message":"x"} -- payload = {"message":"y"} ;; -- payload = {"message":"x"} -- data = {"message":"y"}
     -- x = {"message":"x"} ;; '--limit--\r\n' | Content-Type: multipart/form-data; boundary=limit ;; -- data = x
-    -- message = \u0020 ;; -- message = x -- recipients = ;; -- message = x -- recipients[] = +15550100003
+    -- message = \u0020 ;; -- message = x -- recipients = ;; -- message = x -- recipients.0 = +15550100003
     -- message = x -- f; filename=".." = x ;; -- message = x -- f; filename="${'x'.repeat(5000)}" = x
     -- message = x -- base64_attachments = data:a/b;filename=../x;base64,QUJD
     ${LOST_IN_FORMS.map((fields) => `'${fields}&message=x'`)}
@@ -417,13 +396,13 @@ suite('forms', SIDE_BY_SIDE, () => {
   const SHOWS_ALL = hook(reading('{{auth}}{{.}}{{message}}'));
 
   table(
-    'a text or a webhook may have its token in each form, and neither the message nor the backend gets it',
+    'a text or a webhook may have its token in each place, and neither the message nor the backend gets it',
     SHOWS_ALL,
   )([
     `* → 201 | > Authorization: | ${MEANT}`,
-    SPELLINGS.map(({ form, ask: make }) => {
-      const message = form === 'body' ? `${HELLO}hello` : '{"message":"hi"}hi';
-      return `${rowWith({ body: "'hi'", ...make(SECRET) })} → form=${form} | ${JSON.stringify({ message })}`;
+    SPELLINGS.map(({ method, ask: make }) => {
+      const message = method === 'body' ? `${HELLO}hello` : '{"message":"hi"}hi';
+      return `${rowWith({ body: "'hi'", ...make(SECRET) })} → auth=${method} | ${JSON.stringify({ message })}`;
     }),
   ]);
 
@@ -455,24 +434,6 @@ suite('forms', SIDE_BY_SIDE, () => {
     * ${MADE} | {"message":"a\r\nb\rc|one\r\ntwo\r\n"}
     {"message":"one\r\ntwo\r\n\r\n","note":"a\r\nb\rc"}
     'payload={"message":"one\\r\\ntwo\\r\\n\\r\\n","note":"a\\r\\nb\\rc"}'`;
-
-  // A message scheduled for later would be sent at once.
-  const LATER = 'bearer → 400 bad_field | "nothing is scheduled here"';
-
-  const READS_LATER = JSON.stringify(reading('{{text}}{{send_at}}'));
-
-  const BY_EITHER = hook({ allow: ['send', 'GET /v2/send'] });
-
-  table(
-    'attack: have a webhook, or a form that a template may read, sent at once although it is scheduled for later',
-    BY_EITHER,
-  )`
-    * @ {"defaults":${MEANT}} | ${LATER}
-    ${[...inEachForm('message=hi&send_at=5'), ...inEachForm('Send_At[]=5&message=hi')]}
-    'send_at=tomorrow at 5&message=hi' ;; {"message":"hi","send_at":5} ;; {"Send_At":"5","message":"hi"}
-    'payload={"message":"hi","send_at":0}'
-    * @ ${READS_LATER} | ${LATER}
-    ${[...inEachForm('text=hi&send_at=5'), ...inEachForm('text=hi&%C5%BFEND_AT=5')]}`;
 
   /**
    * The boundary, the heads of a field and of a file, what becomes of the file, and the program that writes this form.

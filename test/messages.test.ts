@@ -64,7 +64,7 @@ suite('messages', SIDE_BY_SIDE, () => {
     " recipients":["+15550100003"] ;; "recipients":"${INTERNAL_ID}" ;; "number":"15550100003" ;; "number":"+15550100003 "
     "number":" " ;; "number":"x" ;; "Number":"+15550100003" ;; "NUMBER":2 ;; "number ":"+15550100003"
     "base64_attachments":[1] ;; "Base64_Attachments":["QUJD"] ;; "ba\u017fe64_attachments":"QUJD"
-    "link_preview":{"Base64_thumbnail":"QUJD"} ;; "link_preview":[] ;; "recipients.0":"a.01" ;; "recipients[0]":"a.01"
+    "link_preview":{"Base64_thumbnail":"QUJD"} ;; "link_preview":[] ;; "recipients.0":"a.01" ;; "recipients[a]":"a.01" ;; "recipients[0][1]":"a.01"
     "@recipients":["a.01"] ;; "amp;recipients":["a.01"] ;; "recipients\u200b":["a.01"] ;; "\u0000recipients":["a.01"]`;
 
   // JSON.parse takes the last of two, and null counts as absent: the message would go to the default.
@@ -139,7 +139,7 @@ suite('messages', SIDE_BY_SIDE, () => {
     {"number":"${THIRD}"} → {"message":"${THIRD} "} ;; {"number":"030 1234"} → {"message":"030 1234 "} ;; {"number":5} → {"message":"5 "}
     {"number":"anonymous","call":{"text":"rings"}} → {"message":"anonymous rings"}
     {"recipients":["ada@example.org"]} → {"message":" [\"ada@example.org\"]"} ;; {"recipients":[]} → {"message":" []"} ;; {"recipients":{"a":1}} → {"message":" {\"a\":1}"}
-    {"recipients":"${STRANGER}","number":"${STRANGER}"} → {"message":"${STRANGER} ${STRANGER}"}
+    {"recipients":"${STRANGER}","number":"${STRANGER}"} → {"message":"${STRANGER} ${STRANGER}"} ;; {"number":5,"recipients[]":["${STRANGER}"]} → {"message":"5 "}
     'number=030+1234' → {"message":"030 1234 "} ;; GET /v2/send?recipients=a → {"message":" a"} ;; -- recipients = a -- recipients = b → {"message":" [\"a\",\"b\"]"}
     -- payload = {"number":"${STRANGER}","recipients":[1]} -- x = y -- number = 5 → {"message":"5 "}
     # The other lists of the token do not matter to them.
@@ -149,7 +149,7 @@ suite('messages', SIDE_BY_SIDE, () => {
     @ {"defaults":{"recipients":["${TO}"]}} | {"number":"${THIRD}","recipients":[1]} → {"message":"${THIRD} [1]","number":"${THIRD}"}
     * bearer → 400 bad_field
     @ {"defaults":{"number":"${FROM}"}} | {"number":"5","recipients":[1]} ;; @ {"defaults":{"recipients":["${TO}"]}} | {"number":"030 1234"}
-    {"number":5,"Recipients":["${THIRD}"]} ;; {"number":5,"recipient":"${THIRD}"} ;; {"number":5,"recipients[]":["${THIRD}"]} ;; {"number":5,"Number":5}
+    {"number":5,"Recipients":["${THIRD}"]} ;; {"number":5,"recipient":"${THIRD}"} ;; {"number":5,"recipients.0":["${THIRD}"]} ;; {"number":5,"Number":5}
     'number=5&number=6' ;; {"number":5,"number":6} ;; {"number":5,"base64_attachments":[1]}`;
 
   // V8 in Node 24 and 26 takes the second key of each pair for the first one.
@@ -288,7 +288,7 @@ suite('messages', SIDE_BY_SIDE, () => {
     GET /v2/send?message=x&@auth${SECRET} | @ {"defaults":{},"allow":["GET /v2/send"]}
     POST /v2/send?x${SECRET};recipients=x | {"message":"x"} ;; POST /v2/send?recipients[${SECRET}]=x | {"message":"x"}
     {"${SECRET}":1} ;; {"x":1,"recipients[${SECRET}]":1,"message":"x"} ;; {"${SECRET};number":1,"message":"x"}
-    '${SECRET}=&payload=x' | Content-Type: ${URLENCODED} ;; 'message=x&${SECRET};send_at=1' | Content-Type: ${URLENCODED}
+    '${SECRET}=&payload=x' | Content-Type: ${URLENCODED} ;; 'message=x&${SECRET};number=1' | Content-Type: ${URLENCODED}
     -- ${SECRET};number; filename="x" = 1
     {"message":"x","recipients":[],"recipients[${SECRET}]":[],"recipients[${SECRET}]":[]}`;
 
@@ -302,10 +302,10 @@ suite('messages', SIDE_BY_SIDE, () => {
     {"message":"x","recipients​":"a.01"} ;; 'message=x&base64_attachment=QUJD' ;; {"message":"x","base64_attachment":"QUJD"} ;; -- message = x -- base64_attachment = QUJD
     'message=x&recipients=+1+555+010+0003' ;; {"message":"x","recipients":[" 15550100003"]} ;; {"message":"x","recipients":["  1 555"]}
     * 'x' | bearer → 400 bad_field
-    POST /v2/send?number=5 ;; POST /v2/send?send_at=1 ;; POST /v2/send?x=1&amp;recipients=a ;; POST /v2/send?base64_attachments=QUJD ;; POST /v2/send?recipients[]=a
-    POST /v2/send?@message=x → "docs/migrating.md" ;; POST /v2/send?%40recipients=a → "docs/migrating.md"
+    POST /v2/send?number=5 ;; POST /v2/send?x=1&amp;recipients=a ;; POST /v2/send?base64_attachments=QUJD ;; POST /v2/send?recipients[]=a
+    POST /v2/send?@recipients=a ;; POST /v2/send?%40recipients=a ;; POST /v2/send?@number=5
     * @ {"allow":["GET /v2/send"]} | bearer → 400 bad_field
-    GET /v2/send?message=x&recipients ;; GET /v2/send?message=x&@message=y
+    GET /v2/send?message=x&recipients= ;; GET /v2/send?message=x&@recipients=a.01 ;; GET /v2/send?@message=y
     * ${MADE} | {"message":"x"}
     # By another name, whatever it holds, it is data.
     ${CONTACTS.map((pair) => `{"message":"x",${pair.replaceAll('X', THIRD)}}`)}
@@ -324,12 +324,11 @@ suite('messages', SIDE_BY_SIDE, () => {
     POST /v1/groups/${FROM} | {"name":"x","members":[" 15550100003"]} ;; POST /v1/reactions/${FROM} | {"recipient":" 15550100003","reaction":"x"}`;
 
   // With these templates a webhook that changed its shape was 201, and nobody noticed for weeks.
-  table('a template that finds none of its names is 400 if it needs one, or would lose a message', hook())`
+  table('a template that has variables outside of sections and finds none of them is 400', hook())`
     * bearer → 400 bad_field | reason=no_message | "or in its \"message\" template if that found nothing in these keys."
     @ {"message":"Alerts for {{receiver}}"} | {"alerts":[]} ;; @ {"message":"Alerts for {{receiver}}"} | 'hello world' ;; @ {"message":"{{a}}: {{b}}"} | {"foo":"bar"}
     @ {"message":"{{a}}: {{#b}}{{c}}{{/b}}{{^d}}{{e}}{{/d}}"} | {"b":{"c":1},"e":1} ;; @ {"message":"{{a.b}}!"} | {"a":{"c":1}}
-    @ {"message":"Rang{{#who}} by {{who}}{{/who}}"} | 'hello' ;; @ {"message":"Rang{{#who}} by {{who}}{{/who}}"} | {"message":{"text":"x"},"x":1}
-    @ {"message":"{{^alerts}}none{{/alerts}}"} | {"message":"x"} ;; @ {"message":"{{a}}!"} | {"b":"c","base64_attachments":["QUJD"]}
+    @ {"message":"{{#who}}{{.}}{{/who}}"} | 'hello' ;; @ {"message":"{{a}}!"} | {"base64_attachments":["QUJD"]} ;; @ {"message":"{{a}}!"} | {"b":"c","base64_attachments":["QUJD"]}
     * @ {"message":"Alerts for {{receiver}}"} | bearer → 400 bad_field | reason=no_message
     {} ;; ''
     * ${MADE}
@@ -337,7 +336,8 @@ suite('messages', SIDE_BY_SIDE, () => {
     @ {"message":"Rang"} | 'hello' → {"message":"Rang"} ;; @ {"message":"{{^alerts}}none{{/alerts}}"} | {"x":1} → {"message":"none"}
     @ {"message":"{{a}}: {{b}}"} | {"a":""} → {"message":": "} ;; @ {"message":"{{a}}: {{b}}"} | {"b":null} → {"message":": "} ;; @ {"message":"> {{.}}"} | {"x":1} → {"message":"> {\"x\":1}"}
     @ {"message":"{{#b}}{{c}}{{/b}}: {{^a}}{{message}}{{/a}}"} | {"b":{"c":1}} → {"message":"1: "} ;; @ {"message":"x{{^a}}{{message}}{{/a}}"} | 'hello' → {"message":"xhello"}
-    @ {"message":"{{a}}!"} | {"base64_attachments":["QUJD"]} → {"message":"","base64_attachments":["QUJD"]}`;
+    # Text that needs no name is always sent.
+    @ {"message":"Rang{{#who}} by {{who}}{{/who}}"} | 'hello' → {"message":"Rang"} ;; @ {"message":"{{^alerts}}none{{/alerts}}"} | {"message":"x"} → {"message":"none"}`;
 
   table('a POST that names a recipient in its query, which is not read, is not sent to the default one', hook())`
     * 'hi' | bearer → 400 bad_field
@@ -355,7 +355,7 @@ suite('messages', SIDE_BY_SIDE, () => {
     @ {"defaults":{}} | {"alerts":[],"status":"x"} → reason=no_message,no_number,no_recipients | "The send would lack message and number and recipients; the body's top-level keys are "alerts", "status". "
     @ {"defaults":{"number":"${FROM}"}} | {"message":"x","recipients":[]} → reason=no_recipients | "The send would lack recipients; the body's top-level keys are "message", "recipients". "
     @ {"defaults":{"recipients":["${TO}"]}} | {"message":"x","number":2} → reason=no_number | "lack number; the body's top-level keys are "message", "number". "
-    {} ;; '' ;; ' \n' ;; 'message=' → reason=no_message | "The body is empty; post the message as text, as a form, or as JSON."
+    {} ;; '' ;; ' \n' ;; 'message=' → reason=no_message | "post the message as text, as a form, or as JSON."
     {"message":" \n","text":"x"} → reason=no_message | "keys are "message", "text". "
     {"message":"","sticker":"","base64_attachments":[]} → reason=no_message | "keys are "message", "sticker", "base64_attachments". "
     @ {"message":" {{typo}}\n"} | {"message":"x","auth":"${SECRET}","\"\n":1} → reason=no_message | "keys are "message", "\"\n". "
@@ -459,7 +459,7 @@ suite('messages', SIDE_BY_SIDE, () => {
     'message=hi&recipients%00=%2B15550100003' ;; {"message":"hi","recipients.0":"+15550100003"}
     {"message":"hi","recipients\u0000":["+15550100003"]} ;; {"message":"hi","\u0001recipients":["+15550100003"]}
     {"message":"hi","\u0085\u0001number":"+15550100003"} ;; 'message=hi&%01recipients=%2B15550100003'
-    'hi' | POST /v2/send?@recipients=%2B15550100003 ;; 'hi' | POST /v2/send?send_at=5`;
+    'hi' | POST /v2/send?@recipients=%2B15550100003`;
 
   const LATER_AS_DATA = tokens({ allow: ['send', 'POST /v1/plugins/later'] }, reading('at {{send_at}}{{Send_At}}'));
 
