@@ -104,7 +104,7 @@ interface GatewayConfig {
     /**
      * The maximum number of concurrent requests to the backend; further requests queue. In json-rpc mode parallel
      * requests can crash the backend, which a small number makes rare. With 1, a send waits for all sends before it.
-     * Even then two requests can run at once, because after 30 s the slot of a slow request is lent to the next one.
+     * Even then two requests can run at once, because one that has had no answer for 30 s makes room for another.
      * The groups `info` and `receive` do not count. `0` means no limit.
      * @default 4
      */
