@@ -4963,7 +4963,6 @@ function placeAfter(text: string) {
   return `line ${lines.length}, column ${[...lines.at(-1)!].length + 1}`;
 }
 
-
 /**
  * Matches the variables that Kubernetes and Docker make for a service called "gateway", such as
  * GATEWAY_SERVICE_HOST and GATEWAY_PORT_8880_TCP.

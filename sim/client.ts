@@ -118,18 +118,19 @@ function bodyOf({ shape, bodyBytes }: Step, mark: string): string {
 
 /** Makes the request of a step, and records what the backend must get. */
 export function makeRequest(play: Play, actor: Actor | undefined, token: TokenName, step: Step, mark: string): Asked {
-  const { auth: method } = step;
+  const { auth } = step;
   const body = hasBody(step) ? bodyOf(step, mark) : '';
   const secret = step.route === 'health' ? '' : step.wrong ? `${WORD}-nobody-0123456789` : secretOf(token);
   let [method = '', path = ''] = ROUTES[step.route].split(' ');
-  if (method === 'query') path += `?@auth=${secret}`;
-  if (method === 'path') path = `/@auth=${secret}${path}`;
+  if (auth === 'query') path += `?@auth=${secret}`;
+  if (auth === 'path') path = `/@auth=${secret}${path}`;
   const lines = [`${method} ${path} HTTP/1.${step.isOld ? 0 : 1}`, 'Host: gateway', `X-Mark: ${mark}`];
   if (step.isOld) lines.push('Connection: keep-alive');
-  if (method === 'bearer') lines.push(`Authorization: Bearer ${secret}`);
-  if (method === 'basic') lines.push(`Authorization: Basic ${btoa(`api:${secret}`)}`);
+  if (auth === 'bearer') lines.push(`Authorization: Bearer ${secret}`);
+  if (auth === 'basic') lines.push(`Authorization: Basic ${btoa(`api:${secret}`)}`);
   if (step.route === 'socket') lines.push('Upgrade: websocket', 'Connection: Upgrade', 'Sec-WebSocket-Key: x');
-  const withAuth = (auth: string): Buffer => Buffer.from(method === 'body' ? `{"auth":"${auth}",${body.slice(1)}` : body);
+  const withAuth = (value: string): Buffer =>
+    Buffer.from(auth === 'body' ? `{"auth":"${value}",${body.slice(1)}` : body);
   const content = withAuth(secret);
   if (content.length > 0) lines.push('Content-Type: application/json');
   if (step.chunked && content.length > 0) lines.push('Transfer-Encoding: chunked');

@@ -6,11 +6,10 @@ import { assert, difference, logLines, requests } from './assertions.ts';
 import { startBackend } from './backend.ts';
 import { addressOf, ask, open, rawRequest } from './client.ts';
 import { ALL_METHODS, METHOD_NAMES, NO_TOKENS, tokens } from './configs.ts';
-import { changedSource, mistakesIn } from './files.ts';
+import { changedSource } from './files.ts';
 import { RateLimiter } from './gateway.ts';
 import { SIDE_BY_SIDE, test } from './guard.ts';
 import { checkRows, literal, rowWith, table } from './rows.ts';
-import { isNode } from './runtime.ts';
 import { AUTHED, BEARER, FROM, HELLO, masked, OTHER, SECRET, SECRETS } from './samples.ts';
 import { SPELLINGS } from './spellings.ts';
 import { startBoth } from './start.ts';
@@ -66,7 +65,6 @@ suite('credentials', SIDE_BY_SIDE, () => {
     const { url, rawHeaders } = backend.seen[0]!;
     assert.equal(url, '/v1/about?a=b');
     assert.doesNotMatch(rawHeaders.join(), SECRETS);
-    if (isNode) assert.deepEqual(await mistakesIn(file), ['findCredential']);
   });
 
   table('query and path are off unless named; a token may name its own methods', tokens({}, { methods: ['path'] }))`

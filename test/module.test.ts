@@ -82,7 +82,7 @@ suite('module', SIDE_BY_SIDE, () => {
       text.replace(/\s+/g, ' ').replace(', }', ' }')
     );
     assert.deepEqual(exported, [
-      'export { BodyScan, ConfigError, createGateway, AUTH_METHODS, loadSettings, Metrics, parseTarget, RateLimiter, ROUTES, run, Template };',
+      'export { AUTH_METHODS, BodyScan, ConfigError, createGateway, loadSettings, Metrics, parseTarget, RateLimiter, ROUTES, run, Template };',
       'export type { Gateway, GatewayConfig, GatewayOptions, TokenConfig };',
     ]);
   });

@@ -112,9 +112,9 @@ suite('reload', SIDE_BY_SIDE, () => {
       skip: !isNode && 'npm installs the compiler for Node',
     },
     async (t) => {
-      const row = "  'limits.headers': ['MAX_HEADERS', countFrom(1), 'header fields', '200'],\n";
+      const row = "  'limits.headers': [countFrom(1), 'header fields', '200'],\n";
       const added: Change[] = [
-        ["  'shutdown': ['GATEWAY_SHUTDOWN'", (text) => row + text],
+        ["  'shutdown': [duration('10s')", (text) => row + text],
         ['server.maxHeadersCount = HEADERS_LIMIT + 1', () => "server.maxHeadersCount = settings['limits.headers'] + 1"],
       ];
       assert.deepEqual(await mistakesIn(changedSource(t, ...added)), ['createServer']);

@@ -1,11 +1,12 @@
 import { once } from 'node:events';
 import { suite } from 'node:test';
+import { pathToFileURL } from 'node:url';
 import { outcomeOf, statusOf } from './answers.ts';
 import { assert, assertDenied, closed, logLines, requests, until } from './assertions.ts';
 import { startBackend } from './backend.ts';
 import { ask, open, statusesOf } from './client.ts';
 import { tokens } from './configs.ts';
-import { fixture } from './files.ts';
+import { type Change, changedSource, fixture } from './files.ts';
 import { parseTarget } from './gateway.ts';
 import { SIDE_BY_SIDE, test } from './guard.ts';
 import { LARGE } from './held.ts';
@@ -15,20 +16,22 @@ import { startBoth, startGateway } from './start.ts';
 
 suite('requests', SIDE_BY_SIDE, () => {
   test('an internal error is a 500 without details, and its stack is logged', async (t) => {
-    let calls = -1000; // of the clock; a request calls it the first time while its token is checked
-    const now = (): number => {
-      if (++calls === 1) throw new RangeError('the clock is broken');
-      return Date.now();
-    };
-    const both = await startBoth(t, {}, { now });
+    const broken: Change = [
+      'function identify({ core, rules, credential, client }: Exchange) {\n',
+      (text) => `${text}  if (credential) throw new RangeError('planted in identify');\n`,
+    ];
+    const { createGateway } = await import(
+      pathToFileURL(changedSource(t, broken)).href
+    ) as typeof import('./gateway.ts');
+    const backend = await startBackend(t);
+    const both = { backend, gateway: await startGateway(t, backend, {}, {}, createGateway) };
     // Refusals capture no stack. The stacks of later errors must not be affected.
     assert.equal(outcomeOf(await ask(both.gateway, {})), '401 unauthorized');
-    calls = 0;
     const answer = await ask(both.gateway, { body: MESSAGE, headers: BEARER });
     assertDenied(answer, 500, 'internal_error', both);
-    assert.doesNotMatch(answer.text, /clock/);
+    assert.doesNotMatch(answer.text, /planted/);
     const line = logLines(both.gateway.log).find(({ message }) => message === 'internal error');
-    assert.match(String(line?.stack), /RangeError: the clock is broken\n +at /);
+    assert.match(String(line?.stack), /RangeError: planted in identify\n +at /);
     assert.equal(line?.requestId, answer.json.requestId);
   });
 

@@ -67,7 +67,10 @@ suite('rules', SIDE_BY_SIDE, () => {
 
   /** Starts a gateway from a copy of gateway.ts whose table has more routes, added as documented. */
   async function startWithRoutes(t: TestContext, rows: string[], config: GatewayConfig, handler: Handler = ANY_ROUTE) {
-    const added: Change = ['  messaging: [\n', (text) => text + rows.map((row) => `    '${row}',\n`).join('')];
+    const added: Change = [
+      '  messaging: [\n',
+      (text) => text + rows.map((row) => `    ${JSON.stringify(row.split(' '))},\n`).join(''),
+    ];
     const { createGateway } = await import(
       pathToFileURL(changedSource(t, added)).href
     ) as typeof import('./gateway.ts');
@@ -84,7 +87,9 @@ suite('rules', SIDE_BY_SIDE, () => {
     const ofSender = `@ ${JSON.stringify({ senders: [FROM] })} | bearer`;
     for (const facts of [strict, open]) {
       const result = (refusal: string): string => facts === strict ? `403 ${refusal}` : '200';
-      const rows = ['POST /v1/groups/:number/:groupid/link', 'GET,POST /v1/new-things'].map((row) => row + facts);
+      const rows = ['POST /v1/groups/:number/:groupid/link', 'GET /v1/new-things', 'POST /v1/new-things'].map((row) =>
+        row + facts
+      );
       const both = await startWithRoutes(t, rows, { allow: ['messaging'] });
       await checkRows(both, [
         `${ofGroups} | POST ${group}/link | {} → ${result('endpoint_not_allowed | reason=group_change_not_named')}`,
