@@ -5071,7 +5071,8 @@ function noteEnv(sources: Sources, env: NodeJS.ProcessEnv) {
     });
     sources.note('tokens', lines, TOKENS_FILE);
   }
-  const known = [...variables, TOKENS_FILE, CONFIG_FILE];
+  // First: the nearest name of GATEWAY_CONF is GATEWAY_CONFIG, and not GATEWAY_CORS.
+  const known = [CONFIG_FILE, TOKENS_FILE, ...variables];
   for (const name in env) {
     if (!name.startsWith('GATEWAY_') || known.includes(name) || OF_A_SERVICE.test(name)) continue;
     sources.collect(name, () => refuseSetting(name, known));

@@ -5,7 +5,20 @@ import { assert, difference, groupsOf } from './assertions.ts';
 import { startBackend } from './backend.ts';
 import { ask, statusesOf } from './client.ts';
 import { TOKEN_SETTINGS } from './configs.ts';
-import { ALL_PAGES, blocks, HERE, MANUAL, PACKAGE, PAGES, read, README, SETTING_ROWS, settingsIn, SOURCE, TESTS } from './files.ts';
+import {
+  ALL_PAGES,
+  blocks,
+  HERE,
+  MANUAL,
+  PACKAGE,
+  PAGES,
+  read,
+  README,
+  SETTING_ROWS,
+  settingsIn,
+  SOURCE,
+  TESTS,
+} from './files.ts';
 import { KNOWN_ROUTES } from './gateway.ts';
 import { SIDE_BY_SIDE, test } from './guard.ts';
 import { BEARER, MESSAGE, MIB } from './samples.ts';
