@@ -4969,6 +4969,8 @@ function placeAfter(text: string) {
  */
 const OF_A_SERVICE = /^GATEWAY_(?:SERVICE_.*|PORT(?:_.*)?)$/;
 
+const IS_EMPTY = 'is set but empty; unset it, or give it a value';
+
 /** Notes the settings in the environment. A variable that begins with GATEWAY_ and is none of them is a mistake. */
 function noteEnv(sources: Sources, env: NodeJS.ProcessEnv) {
   const variables = SETTING_ROWS.map(([path]) => variableOf(path));
@@ -4976,10 +4978,14 @@ function noteEnv(sources: Sources, env: NodeJS.ProcessEnv) {
   if (TOKENS_FILE in env) {
     const other = variableOf('tokens');
     if (other in env) sources.add(TOKENS_FILE, `is set together with ${other}; use one of them`);
-    const lines = sources.collect(TOKENS_FILE, () => readFile(env[TOKENS_FILE]).replace(/^[ \t]*#.*$/gm, ''));
+    const lines = sources.collect(TOKENS_FILE, () => {
+      ensure(env[TOKENS_FILE] !== '', IS_EMPTY);
+      return readFile(env[TOKENS_FILE]).replace(/^[ \t]*#.*$/gm, '');
+    });
     sources.note('tokens', lines, TOKENS_FILE);
   }
-  const known = [...variables, TOKENS_FILE, CONFIG_FILE];
+  // First: the nearest name of GATEWAY_CONF is GATEWAY_CONFIG, and not GATEWAY_CORS.
+  const known = [CONFIG_FILE, TOKENS_FILE, ...variables];
   for (const name in env) {
     if (!name.startsWith('GATEWAY_') || known.includes(name) || OF_A_SERVICE.test(name)) continue;
     sources.collect(name, () => refuseSetting(name, known));
@@ -4998,7 +5004,7 @@ function readSettings(sources: Sources) {
     const { value, at } = given.get(path) ?? { value: fallback, at: path };
     if (value === undefined) continue;
     settings[path] = sources.collect(at, () => {
-      ensure(value !== '', 'is set but empty; unset it, or give it a value'); // it may have been meant to hold a secret
+      ensure(value !== '', IS_EMPTY); // it may have been meant to hold a secret
       return read(value);
     });
   }
@@ -5505,15 +5511,18 @@ function readTokenText(text: string, mistakes: Mistakes) {
         !/\s/.test(entry),
         'has white space in it: write SECRET or name=SECRET, one a line, or with commas between them',
       );
-      ensure(/[^=]/.test(secret), 'is a name without a secret: write name=SECRET');
+      ensure(
+        /[^=]/.test(secret),
+        'is a name without a secret, or a secret that ends in "=", which needs a name: write name=SECRET',
+      );
       return readSecret(secret);
     });
     return { ...read, name };
   });
 }
 
-/** Matches an entry of tokens in text. Base64 may end in "=", so a secret without a name may contain it. */
-const TOKEN_ENTRY = /^(?:(?<name>[A-Za-z0-9][\w.-]{0,63})=(?!=*$))?(?<secret>.*)$/s;
+/** Matches an entry of tokens in text. `home-assistant=` is a name: as a secret it could be guessed. */
+const TOKEN_ENTRY = /^(?:(?<name>[A-Za-z0-9][\w.-]{0,63})=)?(?<secret>.*)$/s;
 
 /** Reads the tokens of a file. A token whose secret is wrong has no digest. */
 function readTokenObject(value: unknown, mistakes: Mistakes) {

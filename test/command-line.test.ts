@@ -103,11 +103,14 @@ suite('command-line', SIDE_BY_SIDE, () => {
   test('bad usage and bad configuration exit with 2 and the reason on standard error, without a secret', async () => {
     // S is a secret.
     const rows = `
-    --confg x → Unknown option '--confg'; see --help
-    --port 8880 ;; -p 8880 ;; --port=8880 → '; write --listen HOST:PORT; see --help
-    -c x.json → Unknown option '-c'; write --config FILE; see --help
+    --confg x → unknown option --confg; see --help
+    --port 8880 ;; --port=8880 → unknown option --port; write --listen HOST:PORT; see --help
+    -p 8880 → unknown option -p; write --listen HOST:PORT; see --help
+    -c x.json → unknown option -c; write --config FILE; see --help
+    --S ;; --S=x → unknown option with a long name; see --help
+    --check=yes → --check takes no value; see --help
+    --config ;; --config --check → --config needs a value; see --help
     check ;; demo ;; help → unknown command or arguments; put "--" before it; see --help
-    --config → --config
     --listen '' → --listen: is set but empty
     --config '' ;; GATEWAY_CONFIG= → --config, or GATEWAY_CONFIG, is set but empty
     gateway.json ;; ./my.json → unknown command or arguments; write --config FILE; see --help
@@ -291,8 +294,8 @@ suite('command-line', SIDE_BY_SIDE, () => {
   test('the last log lines are written before the process exits, whatever the level', async (t) => {
     for (const GATEWAY_LOG_LEVEL of ['info', 'warn']) {
       const { backend } = await startHolding(t);
-      // A variable that is noted turns "listening" into a warning.
-      const env = { GATEWAY_LOG_LEVEL, RATE_LIMIT: '1', GATEWAY_SHUTDOWN: '200ms' };
+      // The address of a network without its length turns "listening" into a warning.
+      const env = { GATEWAY_LOG_LEVEL, GATEWAY_TRUSTED_PROXIES: '192.168.1.0', GATEWAY_SHUTDOWN: '200ms' };
       const gateway = await startProcess(t, { backend, env });
       const running = ask(gateway, { body: MESSAGE, headers: BEARER });
       await until(() => backend.seen.length === 1);

@@ -47,11 +47,15 @@ export function blocks(language: string, page = ALL_PAGES): string[] {
   return Array.from(page.matchAll(fence), (match) => match[1]!);
 }
 
-/** Paths and variables of all settings, as listed in docs/settings.md. */
-export const SETTING_ROWS = Array.from(
-  MANUAL.matchAll(/^\| `([a-z][\w.]*)`<br>`([A-Z_]+)` \|/gm),
-  ([, path, env]) => [path!, env!] as const,
-);
+/** The rows of a section's table, as they are written, if they begin with the path of a setting. */
+export const settingsIn = (page: string, heading: string): string[] =>
+  groupsOf(page.split(`\n## ${heading}\n`)[1]!.split('\n## ')[0]!, /^(\| `[a-z][\w.]*` \|.*)$/gm);
+
+/** Paths of all settings, as listed in docs/settings.md, and the variables that the page's rule gives them. */
+export const SETTING_ROWS = settingsIn(MANUAL, 'Every setting').map((row) => {
+  const path = row.split('`')[1]!;
+  return [path, `GATEWAY_${path.replace('.', '_').replace(/[A-Z]/g, '_$&').toUpperCase()}`] as const;
+});
 
 export function folder(t: TestContext): string {
   const path = mkdtempSync(join(tmpdir(), 'gateway-'));

@@ -5,7 +5,20 @@ import { assert, difference, groupsOf } from './assertions.ts';
 import { startBackend } from './backend.ts';
 import { ask, statusesOf } from './client.ts';
 import { TOKEN_SETTINGS } from './configs.ts';
-import { ALL_PAGES, blocks, HERE, MANUAL, PACKAGE, PAGES, read, README, SETTING_ROWS, SOURCE, TESTS } from './files.ts';
+import {
+  ALL_PAGES,
+  blocks,
+  HERE,
+  MANUAL,
+  PACKAGE,
+  PAGES,
+  read,
+  README,
+  SETTING_ROWS,
+  settingsIn,
+  SOURCE,
+  TESTS,
+} from './files.ts';
 import { KNOWN_ROUTES } from './gateway.ts';
 import { SIDE_BY_SIDE, test } from './guard.ts';
 import { BEARER, MESSAGE, MIB } from './samples.ts';
@@ -20,9 +33,8 @@ const PROBLEMS = Array.from(TABLE.matchAll(/^ {2}(\w+): \[(\d+)/gm), ([, code, s
 
 suite('pages', SIDE_BY_SIDE, () => {
   test("the pages' tables of settings and the doc comments of the configuration's fields match the code", () => {
-    const rows = Array.from(HELP.matchAll(/^ {2}([a-z][\w.]*) +([A-Z_]+)(?: +\[(.+)\])?\n {6}(.*)$/gm));
-    const isRow = /^(\| `[a-z][\w.]*`<br>`[A-Z_]+` \|.*)$/gm;
-    const [listed, common] = [groupsOf(MANUAL, isRow), groupsOf(README, isRow)];
+    const rows = Array.from(HELP.matchAll(/^ {2}([a-z][\w.]*)(?: +\[(.+)\])?\n {6}(.*)$/gm));
+    const [listed, common] = [settingsIn(MANUAL, 'Every setting'), settingsIn(README, 'Settings')];
     const pathsOf = (table: string[]): string[] => table.map((row) => row.split('`')[1]!);
     const paths = rows.map(([, path]) => path!);
     assert.ok(paths.length >= 20, `the settings in --help: ${paths}`);
@@ -33,9 +45,9 @@ suite('pages', SIDE_BY_SIDE, () => {
     const fields = groupsOf(manual, /^ +(\w+)\?: (?!\{)/gm);
     const names = paths.map((path) => path.split('.').at(-1)!);
     assert.deepEqual(difference('GatewayConfig', fields, '--help', names), []);
-    for (const [i, [, path, env, fallback, help]] of rows.entries()) {
+    for (const [i, [, path, fallback, help]] of rows.entries()) {
       listed[i] = listed[i]!.replaceAll('\\*', '*');
-      const row = `| \`${path}\`<br>\`${env}\` | ${help}`;
+      const row = `| \`${path}\` | ${help}`;
       // It may continue.
       assert.ok(listed[i]!.startsWith(row), `docs/settings.md  ${listed[i]}\n--help            ${row}`);
       assert.equal(/Default: `(.*)` \|$/.exec(listed[i]!)?.[1], fallback, `the default of ${path} in docs/settings.md`);
@@ -132,7 +144,9 @@ suite('pages', SIDE_BY_SIDE, () => {
     const others = ['MODE', 'TEST_SEED', 'TEST_GATEWAY_FILE', 'SEND', 'API__TOKENS', 'API__URL', 'AUTO_RECEIVE'];
     others.push('SIGNAL_API_URL', 'SIGNAL_ACCOUNT', 'NODE_OPTIONS');
     const known = new Set([...SETTING_ROWS.map(([, env]) => env), 'GATEWAY_TOKENS_FILE', 'GATEWAY_CONFIG', ...others]);
-    const used = [...blocks('sh|yaml|ini'), ...groupsOf(ALL_PAGES, /`([^`\n]+)`/g)]
+    // The changelog has the names of its versions.
+    const pages = Object.entries(PAGES).flatMap(([name, page]) => name === 'CHANGELOG.md' ? [] : page).join('\n');
+    const used = [...blocks('sh|yaml|ini'), ...groupsOf(pages, /`([^`\n]+)`/g)]
       .flatMap((text) => groupsOf(text, /(?:^|[\s`-])([A-Z][A-Z_]{2,})(?:=|: )/gm));
     for (const name of ['GATEWAY_TRUSTED_PROXIES', 'GATEWAY_CONFIG', 'GATEWAY_TLS_KEY']) {
       assert.ok(used.includes(name), name);
