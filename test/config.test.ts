@@ -80,8 +80,6 @@ suite('config', SIDE_BY_SIDE, () => {
   /** About an entry of tokens in text. */
   const SPACE = 'has white space in it: write SECRET or name=SECRET, one a line, or with commas between them';
 
-  const MIGRATING = 'docs/migrating.md has its equivalent';
-
   const hashOf = (text: string): string => createHash('sha256').update(text).digest('hex');
 
   /**

@@ -251,7 +251,7 @@ test(
   {},
   async (t) => {
     const many = (count: number) => Array.from({ length: count }, (_, i) => [`name-${i}`, `${SECRET}-${i}`] as const);
-    const secrets = (count: number) => many(count).map((pair) => pair.join('=')).join(' ');
+    const secrets = (count: number) => many(count).map((pair) => pair.join('=')).join(',');
     const [less, more] = [secrets(1000), secrets(10_000)];
     const loading = (text: string): void =>
       assert.deepEqual(problemsOf(() => loadSettings({ env: { GATEWAY_TOKENS: text } })), []);
