@@ -5990,6 +5990,7 @@ async function addToken({ file, env, flags }: Where, name: string, words: readon
 
   const isSender = client.names !== undefined;
   ensure(isSender || (words.length === 0 && !flags.from), `"${kind}" sends to nobody: give no recipient and no --from`);
+  words.forEach(checkWord);
   const number = isSender ? await findAccount(settings, flags.from) : '';
   if (isSender && words.length === 0) throw new UsageError(await listKnown(settings, name, number));
   const recipients = await findRecipients(settings, number, words);
@@ -6128,7 +6129,7 @@ function replaceFile(file: string, before: string | undefined, after: string) {
     const now = isThere(path) ? readFileSync(path, 'utf8') : undefined;
     ensure(now === before, `${resolve(file)} has changed meanwhile; nothing was written: run the command again`);
     renameSync(next, path);
-    return isForeign ? `, which still belongs to user ${old.uid}` : '';
+    return old && old.uid !== uid ? `, which still belongs to user ${old.uid}` : '';
   } catch (error) {
     rmSync(next, { force: true });
     throw error;
@@ -6218,9 +6219,8 @@ async function listKnown(settings: Settings, name: string, number: string) {
   ].join('\n');
 }
 
-/** The recipients that the words of a command line name. Those that are not groups' names need no backend. */
+/** The recipients that the words of a command line name, once they are checked. Only groups' names need the backend. */
 async function findRecipients(settings: Settings, number: string, words: readonly string[]) {
-  words.forEach(checkWord);
   const groups = words.every(isRecipient) ? [] : await listGroups(settings, number);
   const found = words.map((word, i) => isRecipient(word) ? { id: word, title: '' } : findGroup(groups, word, i));
   return [...new Map(found.map((each) => [each.id, each])).values()];
@@ -6328,14 +6328,19 @@ async function askForList(settings: Settings, path: string, isEntry: (entry: unk
   const { status, text } = await askBackendFor(settings, path);
   const said = `the backend ${name} answers GET ${path} with ${status}`;
   if (status !== 200) {
-    // What the backend itself says needs no guess; anything else there is probably not the backend.
-    const hint = /^\s*\{"error":/.test(text) && status !== 401 ? '' : adviceFor(ASK_HINTS, `status ${status}`);
-    throw new Failure(`${said}: ${showAnswer(text)}${hint}`);
+    throw new Failure(`${said}: ${showAnswer(text)}${hintForAnswer(status, text)}`);
   }
   const list = readAnswer(text) ?? [];
   const isRight = Array.isArray(list) && list.every(isEntry);
   if (!isRight) throw new Failure(`${said}, but not as signal-cli-rest-api does: correct backend.url`);
   return list;
+}
+
+/** What to do about an answer that is no success, as the end of a sentence. What the backend itself says needs no guess. */
+function hintForAnswer(status: number, text: string) {
+  if (/"code":"unauthorized"/.test(text)) return adviceFor(ASK_HINTS, 'own_address');
+  if (status !== 401 && /^\s*\{"error":/.test(text)) return '';
+  return status >= 500 ? "; the backend's own log says why" : adviceFor(ASK_HINTS, `status ${status}`);
 }
 
 /** JSON, or a text that is none as it stands. Go writes an empty list as null where it was never made. */
@@ -6371,6 +6376,7 @@ async function testToken(settings: Settings, name: string, word: string | undefi
     word !== undefined || own.length > 0,
     `the token "${name}" has no list of recipients, so name one: test ${name} RECIPIENT`,
   );
+  if (word !== undefined) checkWord(word, 0);
   const account = await findAccount(settings, number);
   const recipients = word === undefined ? own : (await findRecipients(settings, account, [word])).map(({ id }) => id);
   const body = checkSend(token, { message: 'Test of the gateway', ...token.defaults, number: account, recipients });
@@ -6379,7 +6385,7 @@ async function testToken(settings: Settings, name: string, word: string | undefi
   // Newer backends answer 201 although some recipients got nothing, and name them in "errors".
   const [first] = [readAnswer(text)].flat();
   const isSent = status === 201 && isObject(first) && first.errors === undefined;
-  if (!isSent) throw new Failure(`${said}${adviceFor(SEND_HINTS, text)}`);
+  if (!isSent) throw new Failure(`${said}${adviceFor(SEND_HINTS, text) || hintForAnswer(status, text)}`);
   return said;
 }
 
