@@ -1,0 +1,64 @@
+import { suite } from 'node:test';
+import { assert, requests } from './assertions.ts';
+import { askAsCurl, raw } from './client.ts';
+import { ALL_FORMS } from './configs.ts';
+import { README } from './files.ts';
+import { SIDE_BY_SIDE, test } from './guard.ts';
+import { table } from './rows.ts';
+import { HELLO, SECRET } from './samples.ts';
+import { startBoth } from './start.ts';
+
+suite('clients', SIDE_BY_SIDE, () => {
+  table(
+    "Home Assistant's library requests GET /v1/about with userinfo, then sends, and needs exactly 201 and JSON",
+    {},
+  )`
+    * basic | User-Agent: python-requests/2.32.5 | Accept-Encoding: gzip, deflate | Accept: */*
+    GET /v1/about → 200 | Content-Type: application/json; charset=utf-8 | "{"versions":["v1","v2"],"
+    Content-Type: application/json | ${
+    HELLO.slice(0, -1)
+  },"base64_attachments":["aW1hZ2U="]} → 201 | same | "[{"timestamp":"1700000000000"}]"`;
+
+  table('shoutrrr sends a bearer token, frigate-notify no Content-Type, alertmanager-webhook-signal empty fields', {})`
+    * bearer | User-Agent: Go-http-client/1.1 → 201
+    ${HELLO} → same
+    ${HELLO.slice(0, -1)},"base64_attachments":null} → same
+    ${
+    HELLO.slice(0, -1)
+  },"base64_attachments":null,"mentions":null,"quote_mentions":null,"quote_author":"","quote_message":"","sticker":"","text_mode":""} → same
+    ${HELLO.slice(0, -1)},"recipient":"","link_preview":null,"auth":null} → ${
+    HELLO.slice(0, -1)
+  },"recipient":"","link_preview":null}
+    ${HELLO.slice(0, -1)},"recipient":null,"members":null,"admins":null,"answers":null,"selected_answers":null} → same`;
+
+  table('wget sends no credential until it is challenged; signalbot requests GET /v1/health', {})`
+    ${HELLO} → 401 unauthorized | WWW-Authenticate: Basic realm="signal", Bearer
+    basic | ${HELLO} → 201 | same
+    bearer | GET /v1/health → 204`;
+
+  test('a client that starts with TLS, as signalbot does, gets 400', async (t) => {
+    const { backend, gateway } = await startBoth(t);
+    const hello = Buffer.from('160301010e0100010a0303000102030405060708090a0b0c0d0e0f', 'hex');
+    const refusal = /^HTTP\/1\.1 400 Bad Request\r\nConnection: close\r\n[^]*"code":"bad_request"/;
+    assert.match(await raw(gateway, hello), refusal);
+    assert.equal(backend.connections, 0);
+  });
+
+  test("the README's curl lines are the five forms that the gateway accepts", async (t) => {
+    const lines = Array.from(README.matchAll(/^(curl .*?) +# (\w+)$/gm), ([, line, form]) => [line!, form!] as const);
+    const table = Array.from(README.matchAll(/^\| (\w+) \| .* \| (on|off) \|$/gm), ([, form, state]) => [form, state]);
+    const forms = lines.map(([, form]) => form);
+    assert.deepEqual(forms, table.map(([form]) => form), "the forms of README.md's curl lines, and of its table");
+    const [, send] = /^SEND=('.*')$/m.exec(README)!;
+    for (const config of [ALL_FORMS, {}]) {
+      const { backend, gateway } = await startBoth(t, config);
+      for (const [i, [line, form]] of lines.entries()) {
+        const mine = line.replace('TOKEN', SECRET).replace('"$SEND"', send!).replace('8880', String(gateway.port));
+        const isTaken = config === ALL_FORMS || table[i]![1] === 'on';
+        assert.equal((await askAsCurl(mine)).status, isTaken ? 201 : 401, form);
+        if (isTaken) assert.equal(requests(gateway).at(-1)!.form, form);
+      }
+      assert.equal(backend.sent.length, config === ALL_FORMS ? 5 : 3);
+    }
+  });
+});

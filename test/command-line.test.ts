@@ -1,0 +1,302 @@
+import { once } from 'node:events';
+import { suite } from 'node:test';
+import { assert, groupsOf, until } from './assertions.ts';
+import { startBackend } from './backend.ts';
+import { ask } from './client.ts';
+import { MISSING, TOKEN_SETTINGS } from './configs.ts';
+import { fileWith, PACKAGE } from './files.ts';
+import { SIDE_BY_SIDE, test } from './guard.ts';
+import { ROUTES } from './routes.ts';
+import { literal, parseRow } from './rows.ts';
+import { BEARER, DEFAULTS, FROM, GROUP, MESSAGE, MIB, OTHER, SECRET, SECRETS, sized, STRANGER, TO } from './samples.ts';
+import { AS_IT_IS, cli, program, runProcess, startBoth, startHolding, startProcess } from './start.ts';
+
+suite('command-line', SIDE_BY_SIDE, () => {
+  test('--check prints "warning" for what is wrong, and the file, variables and flags that its settings come from', async (t) => {
+    const expired = fileWith(t, { tokens: { old: { secret: SECRET, expires: '2020-01-01' } } });
+    const open = 'warning: no tokens are configured: all requests are accepted without authentication';
+    const path = 'has the path of an endpoint; give only the part before it, such as http://signal-api:8080';
+    const named: [string[], NodeJS.ProcessEnv, sources: string, ...warnings: string[]][] = [
+      [['--config', expired], {}, `the file ${expired}`, 'warning: the token "old" has expired'],
+      [[], {}, 'nothing, only defaults apply', open],
+      [
+        ['--listen', ':8880'],
+        { AUTH_ANONYMOUS: 'true' },
+        'AUTH_ANONYMOUS, --listen',
+        `${open}, from other machines too`,
+      ],
+      [[], { API_TOKENS: SECRET, HOSTNAME: 'x' }, 'API_TOKENS'],
+      [[], { API_TOKENS_FILE: fileWith(t, SECRET) }, 'API_TOKENS_FILE'],
+    ];
+    const paths = '/v2/send /v2/send/ /v1/about /proxy/v1/receive/+15550100001 /v1 /v2/'.split(' ');
+    for (const each of paths) {
+      const env = { API_TOKENS: SECRET, BACKEND_URL: `http://x${each}` };
+      named.push([[], env, 'BACKEND_URL, API_TOKENS', `warning: BACKEND_URL ${path}`]);
+    }
+    named.push([
+      ['--backend', 'http://x/v2/send'],
+      { API_TOKENS: SECRET },
+      'API_TOKENS, --backend',
+      `warning: --backend ${path}`,
+    ]);
+    for (const each of ['', '/', '/signal', '/v1/signal', '/v12/send', '/v2x']) {
+      named.push([[], { API_TOKENS: SECRET, BACKEND_URL: `http://x${each}` }, 'BACKEND_URL, API_TOKENS']);
+    }
+    for (const [args, env, sources, ...warnings] of named) {
+      const { code, stdout } = await cli(['--check', ...args], { env });
+      assert.equal(code, 0);
+      const lines = stdout.split('\n');
+      assert.equal(lines[0], `The configuration is valid. It was read from: ${sources}.`);
+      assert.deepEqual(lines.filter((line) => line.includes('warning')), warnings, JSON.stringify(env));
+    }
+  });
+
+  /** The words of a command line, some of which may be in single quotes. */
+  const wordsOf = (line: string): string[] =>
+    Array.from(line.matchAll(/'([^']*)'|(\S+)/g), ([, quoted, word]) => quoted ?? word!);
+
+  test("--help lists every setting, flag and group in 80 columns, with usage and commands at the end; --version is the package's", async () => {
+    const { code, stdout } = await cli(['--help']);
+    assert.equal(code, 0);
+    const words = `--config --listen --backend --check --demo 'token [NAME]' hash 'render NAME' API_TOKENS_FILE
+    GATEWAY_CONFIG SIGHUP 'the same signal again cuts them off'`;
+    for (const word of [...wordsOf(words), ...TOKEN_SETTINGS]) assert.ok(stdout.includes(word), word);
+    assert.deepEqual(stdout.split('\n').filter((line) => line.length > 80), []);
+    const [, groups] = /\nThe groups of allow:\n\n([^]*?)\n\n/.exec(stdout)!;
+    assert.deepEqual(groupsOf(groups!, /^ {2}([a-z]+) {2}/gm), [
+      'send',
+      'info',
+      'receive',
+      'messaging',
+      'setup',
+      'metrics',
+    ]);
+    // What a terminal finally shows.
+    const [last = '', ...above] = stdout.split(/\n(?=Usage:)/).reverse();
+    assert.ok(last.split('\n').length <= 24 && above.length === 1, last);
+    for (const word of wordsOf(words).slice(0, 8)) assert.ok(last.includes(word), word);
+    assert.match(last, /^ {2}gateway\.ts --backend http:\S+$/m, 'an example');
+    assert.deepEqual(await cli(['--version']), { code: 0, stdout: `${PACKAGE.version}\n`, stderr: '' });
+  });
+
+  test('the process exits with 0, 1 or 2, and writes to standard output or to standard error', async (t) => {
+    const { host, port } = await startBackend(t);
+    const rows: [number, ...string[]][] = [[0, 'hash'], [1, '--listen', `${host}:${port}`], [2, 'hash', SECRET]];
+    for (const [code, ...args] of rows) {
+      const given = { env: { API_TOKENS: SECRET }, input: `${SECRET}\n` };
+      // Once as users start it: through the loader, if the runtime needs one.
+      const ended = await runProcess(args, { ...given, program: code === 0 ? AS_IT_IS : program() });
+      assert.deepEqual(ended, await cli(args, given));
+      assert.deepEqual([ended.code, ended.stdout !== '', ended.stderr !== ''], [code, code === 0, code !== 0]);
+      if (code === 1) {
+        assert.match(ended.stderr, /^gateway: cannot run: .*in use.*; use another port with --listen HOST:PORT\n$/);
+      }
+    }
+    const demo = await cli(['--demo', '--listen', `${host}:${port}`]);
+    assert.match(demo.stderr, /in use.*; use another port with --listen HOST:PORT\n$/);
+  });
+
+  test('bad usage and bad configuration exit with 2 and the reason on standard error, without a secret', async () => {
+    // S is a secret.
+    const rows = `
+    --confg x → Unknown option '--confg'; see --help
+    --port 8880 ;; -p 8880 ;; --port=8880 → '; write --listen HOST:PORT; see --help
+    -c x.json → Unknown option '-c'; write --config FILE; see --help
+    check ;; demo ;; help → unknown command or arguments; put "--" before it; see --help
+    --config → --config
+    --listen '' → --listen: is set but empty
+    --config '' ;; GATEWAY_CONFIG= → --config, or GATEWAY_CONFIG, is set but empty
+    gateway.json ;; ./my.json → unknown command or arguments; write --config FILE; see --help
+    frobnicate ;; S → unknown command
+    hash S ;; render ;; render hook S ;; token a b → unknown command or arguments
+    token 'a b' → a name may have
+    --config /no/such/file ;; GATEWAY_CONFIG=/no/such/file → /no/such/file ${MISSING}
+    --listen x --backend y → --backend: must be | --listen: "x" is not
+    --demo API_TOKENS=S ;; --demo API_TOKENS_FILE=/x ;; --demo BACKEND_URL=http://x ;; --demo --config /x ;; --demo --backend http://x ;; --demo render hook --listen 127.0.0.1:0 → --demo brings its own
+    --S ;; --config x --S ;; --S=x ;; -S ;; --check=S ;; --config=S ;; --listen S --backend S ;; token 'S\u00a0' →
+    --check API_TOKENS=short RATE=x → API_TOKENS[0]: the secret is shorter | RATE: "x" is not`;
+    for (const [lines = '', messages = ''] of rows.trim().split('\n').map((row) => row.split(/ → ?/))) {
+      for (const line of lines.replace(/\bS\b/g, SECRET).split(' ;; ')) {
+        const isVariable = (word: string): boolean => /^[A-Z_]+=/.test(word);
+        const env = Object.fromEntries(wordsOf(line).filter(isVariable).map((word) => word.split('=')));
+        const { code, stdout, stderr } = await cli(wordsOf(line).filter((word) => !isVariable(word)), { env });
+        assert.deepEqual([code, stdout], [2, ''], line);
+        for (const message of messages.split(' | ')) assert.ok(stderr.includes(message), `${line}: ${stderr}`);
+        assert.ok(!stderr.includes(SECRET.slice(0, 12)) && !/^\s+at /m.test(stderr), stderr);
+      }
+    }
+  });
+
+  test('token creates a secret that hash and the gateway agree on', async (t) => {
+    const { stdout } = await cli(['token']);
+    const [, secret, hashed] = /^secret {2}([A-Za-z0-9_-]{43})\ndigest {2}(sha256:[0-9a-f]{64})\n$/.exec(stdout)!;
+    assert.deepEqual(await cli(['hash'], { input: `${secret}\n` }), { code: 0, stdout: `${hashed}\n`, stderr: '' });
+    const { gateway } = await startBoth(t, { tokens: { a: { secret: hashed! } } });
+    for (const [token, status] of [[secret, 200], [hashed, 401]] as const) {
+      assert.equal((await ask(gateway, { headers: { authorization: `Bearer ${token}` } })).status, status);
+    }
+    const named = (await cli(['token', 'phone'])).stdout.trimEnd().split('\n');
+    assert.notEqual(named[0], `secret  ${secret}`);
+    assert.deepEqual(JSON.parse(`{${named[2]}}`), { phone: { secret: named[1]!.replace('digest  ', '') } });
+    assert.equal((await cli(['hash'], { input: `${secret}\r\n` })).stdout, `${hashed}\n`);
+    assert.equal((await cli(['hash'], { input: ` ${secret}\n` })).code, 2);
+    const { code, stderr } = await cli(['hash'], { input: 'short\n' });
+    assert.deepEqual([code, /^gateway: stdin: the secret is shorter/.test(stderr)], [2, true], stderr);
+  });
+
+  test('--check describes what each token may do, and reveals nothing of its secret', async (t) => {
+    const defaults = (...recipients: string[]): string =>
+      `"defaults":{"number":"${FROM}","recipients":["${recipients.join('","')}"]`;
+    const config = `{"listen":":8880", "backend":{"url":"http://u:${OTHER}@backend:1/p/"}, "tokens":{
+      "home":{"secret":"${SECRET}","allow":["send","GET /v1/groups/:number"],"senders":["${FROM}"],"recipients":["${TO}","group.*"],
+        "rate":"30/1m","clients":["10.0.0.0/8"],"expires":"2020-01-01","methods":["path"]},
+      "plain":{"secret":"${OTHER}"},
+      "hook":{"secret":"${OTHER}2","message":"{{x}}",${defaults(TO, GROUP)},"text_mode":"styled"}},
+      "other":{"secret":"${OTHER}3","senders":["${FROM}"],"recipients":["*"],"message":"{{x}}",${defaults(TO)}}},
+      "barred":{"secret":"${OTHER}4","senders":["${FROM}"],"recipients":["${TO}"],${defaults(TO, STRANGER)}}},
+      "reader":{"secret":"${OTHER}5","allow":["info"],${defaults(TO)}}}}}`;
+    const file = fileWith(t, config);
+    const { code, stdout } = await cli(['--check', '--config', file]);
+    assert.equal(code, 0);
+    const [lines, open] = [stdout.split('\n'), 'rate no limit | from any address'];
+    // A terminal of 80 columns breaks no number, and the id of a group has its own line.
+    for (const line of lines.slice(4)) assert.match(line, /^(?:.{0,80}| {17}group\.\S+)$/);
+    const joined = stdout.replace(/\n {17}/g, ' ');
+    for (const line of joined.split('\n').filter((line) => line.startsWith('   '))) {
+      assert.match(line, /^ {4}(?=.{12} \S)[a-z ]+ /);
+    }
+    assert.deepEqual(joined.replace(/\n {4}/g, ' | ').replace(/(?<=[a-z]) {2,}/g, ' ').split('\n'), [
+      `The configuration is valid. It was read from: the file ${file}.`,
+      ...['listen port 8880, for other machines too', 'backend http://backend:1/p', 'tokens 6'],
+      'warning: the token "home" has expired',
+      `  home | may call send, GET /v1/groups/:number | presented as path | sends from ${FROM} | sends to ${TO}, group.* | rate 30/1m | from 10.0.0.0/8 | expires 2020-01-01T23:59:59.999Z`,
+      `  plain | may call send, info | presented as bearer, basic, body | sends from any account | sends to anyone | ${open} | expires never`,
+      `  hook | may call send, info | presented as bearer, basic, body | sends from ${FROM} | sends to ${TO}, ${GROUP} | ${open} | webhooks become sends, with the message from a template; by default with number ${FROM}, recipients ${TO} and ${GROUP}, text_mode styled | expires never`,
+      `  other | may call send, info | presented as bearer, basic, body | sends from ${FROM} | sends to anyone | ${open} | webhooks become sends, with the message from a template; by default with number ${FROM}, recipients ${TO} | expires never`,
+      `  barred | may call send, info | presented as bearer, basic, body | sends from ${FROM} | sends to ${TO} | ${open} | webhooks become sends; by default with number ${FROM}, recipients ${TO} and ${STRANGER}; warning: they will be refused: This token may not send to one of these recipients: a phone number that is not on its list ("recipients", or else those in "defaults"). | expires never`,
+      `  reader | may call info | presented as bearer, basic, body | sends from ${FROM} | sends to ${TO} | ${open} | webhooks become sends; by default with number ${FROM}, recipients ${TO}; warning: they will be refused: This token may not use this endpoint; the word "send" in its "allow" opens it. | expires never`,
+      '',
+    ]);
+  });
+
+  test('--check reports each pattern that can never match, and no other; GET /v2/send can match if a token makes sends', async (t) => {
+    const good =
+      `GET /v1/groups/:number, GET /v1/groups/:n/:g, * /v1/groups/*, * /*, * /*/*/*/*/members, GET /swagger/*,
+    DELETE /v1/devices/:number/:deviceId, DELETE /v1/devices/:number/*, DELETE /v1/devices/*/local-data, GET /swagger/:file,
+    POST /v1/plugins/a/b/c, GET /v1/groups/*/:groupid/avatar, GET /v1/attachments/-x, GET /v1/receive/:anything,
+    GET /*/receive/:number, PUT /v1/groups/:number/*`.split(/,\s+/);
+    const bad = `POST /v2/Send, GET /v2/send, POST /v3/send, POST /send, PATCH /v1/groups/*, GET /v1/new/*,
+    GET /v1/:about, GET /v1/receive/15550100001, GET /v1/receive/--help, GET /v1/../v1/about, GET /v1/receive/:groupid, GET /*/accounts,
+    GET /v1/groups/:number/avatar, POST /v1/polls/:number/:vote, GET /v1/receive/:number/*, GET /:swagger/*,
+    POST /v1/*/:number/pin, GET /swagger, GET /v1/attachments/.., GET /v1/groups/${FROM}/group.QUJD, * /*/*/*/*/*/*/*,
+    GET /v1/groups/:groupid`.split(/,\s+/);
+    const routes = ROUTES.flatMap(({ method, path }) => [`${method} ${path}`, `* ${path}`]);
+    const sending = {
+      hook: { secret: `${SECRET}2`, defaults: DEFAULTS },
+      rung: { secret: `${SECRET}3`, message: 'Rang' },
+    };
+    const rows: [allow: string[], tokens: object, warned: string[]][] = [
+      [[...good, ...routes], {}, []],
+      [bad, {}, bad],
+      [['send', bad[0]!, '* /*'], {}, [bad[0]!]],
+      [['GET /v2/send'], sending, ['GET /v2/send']],
+    ];
+    for (const [allow, tokens, warned] of rows) {
+      const all = { a: { secret: SECRET }, b: { secret: OTHER, allow: ['send'] }, ...tokens };
+      const { code, stdout } = await cli(['--check', '--config', fileWith(t, { allow, tokens: all })]);
+      assert.deepEqual([code, groupsOf(stdout, /^ {4}warning {6}(.*) matches no route of the backend$/gm)], [
+        0,
+        warned,
+      ]);
+      const [, own = ''] = /^ {2}a\n([^]*?)^ {2}b\n/m.exec(stdout)!;
+      assert.equal(own.includes('matches no route'), warned.length > 0, 'the token that is warned of');
+      assert.doesNotMatch(stdout, /will be refused/);
+    }
+  });
+
+  test('render prints the send that would be made from a payload, sends nothing, and refuses what the gateway refuses', async (t) => {
+    const backend = await startBackend(t);
+    const styled = { ...DEFAULTS, text_mode: 'styled' };
+    const hook = { message: '{{#alerts}}\n{{name}}\n{{/alerts}}', defaults: styled };
+    const text = { secret: `${OTHER}3`, defaults: DEFAULTS };
+    const reader = { secret: `${OTHER}2`, allow: ['info'], defaults: DEFAULTS };
+    const tokens = { hook: { secret: SECRET, ...hook }, plain: { secret: OTHER }, reader, text };
+    const file = fileWith(t, { backend: { url: backend.url }, tokens });
+    const payload = JSON.stringify({ alerts: [{ name: 'ü' }, { name: 'b' }], number: 2, auth: OTHER });
+
+    for (const args of [['render', 'hook', '--config', file], ['--config', file, 'render', 'hook']]) {
+      for (const input of [payload, `payload=${encodeURIComponent(payload)}`]) {
+        const { code, stdout, stderr } = await cli(args, { input });
+        assert.deepEqual([code, stderr, JSON.parse(stdout)], [0, '', { ...styled, message: 'ü\nb' }]);
+      }
+    }
+    const laid = (fields: object): string => JSON.stringify({ message: 'x', ...fields });
+    const rows: [number, string, string, RegExp][] = [
+      [1, 'hook', '{"a":1}', /^The send would lack message; the body's top-level keys are "a"\. .*\n$/],
+      [1, 'text', laid({ recipients: [STRANGER] }), /^This token may not send to .*: a phone number .*\.\n$/],
+      [
+        1,
+        'text',
+        laid({ number: STRANGER }),
+        /^This token may use only the accounts on its list \("senders", or else the number in "defaults"\)\.\n$/,
+      ],
+      [1, 'hook', '{"a":x}', /^The body is not a JSON object: expected a value, at byte 6\.\n$/],
+      [1, 'reader', '{"message":"x"}', /^This token may not use this endpoint; the word "send" .*\n$/],
+      [1, 'hook', sized(MIB + 1), /^The body is larger than 1MiB, the most that this gateway accepts here\.\n$/],
+      [2, 'hock', '{}', /^there is no token with that name; there are "hook", "plain", "reader", "text"\n$/],
+      [2, SECRET, '{}', /^there is no token with that name/],
+      [2, 'plain', '{}', /^the token "plain" has neither "defaults" nor "message", and relays bodies unchanged\n$/],
+    ];
+    for (const [code, name, input, message] of rows) {
+      const { stderr, ...ended } = await cli(['render', name, '--config', file], { input });
+      assert.deepEqual(ended, { code, stdout: '' }, stderr);
+      assert.match(stderr.replace(/^gateway: /, ''), message);
+      assert.doesNotMatch(stderr, SECRETS);
+    }
+    assert.equal(backend.connections, 0);
+  });
+
+  test('render distinguishes JSON, forms and texts as the gateway does without a Content-Type, and has the same limits', async (t) => {
+    const hook = { secret: SECRET, defaults: DEFAULTS, allow: ['GET /v2/send'], message: '{{who}}{{message}}' };
+    const file = fileWith(t, { tokens: { hook } });
+    const less = fileWith(t, { tokens: { hook }, limits: { body: '1KiB' } });
+    const render = (input: string, config = file) => cli(['render', 'hook', '--config', config], { input });
+    const rows = literal`
+    {"message":"x"} → {"message":"x"}
+    'Backup done: \x1b[32m5\x1b[m files\r\n' → {"message":"Backup done: 5 files"}
+    'temp=23' → {"message":"temp=23"}
+    'message=a+b&view_once=true' → {"message":"a b","view_once":"true"}
+    'who=me and you' → {"message":"me and you"}
+    'data={"who":1}' → {"message":"1"}
+    '---\nfront: matter\n' → {"message":"---\nfront: matter"}
+    -- message = x -- f; filename="a/b.txt" = y → {"message":"x","base64_attachments":["data:text/plain;filename=b.txt;base64,eQ=="]}`;
+    for (const row of rows.trim().split('\n')) {
+      const { body, json } = parseRow(row.trim());
+      for (const boundary of ['--limit', '----a b:c']) {
+        const form = String(body).replaceAll('--limit', boundary);
+        const input = form.replace(/(?<=filename=.*\r\n)/, 'Content-Type: text/plain\r\n');
+        const { code, stdout, stderr } = await render(input);
+        assert.deepEqual([code, stderr, JSON.parse(stdout || '{}')], [0, '', { ...DEFAULTS, ...json }]);
+      }
+    }
+    assert.deepEqual([(await render('{x')).code, (await render('{x')).stdout], [1, '']);
+    assert.deepEqual([(await render(sized(MIB))).code, (await render(sized(1024), less)).code], [0, 0]);
+    assert.match((await render(sized(1025), less)).stderr, /larger than 1KiB, the most that this gateway accepts/);
+  });
+
+  test('the last log lines are written before the process exits, whatever the level', async (t) => {
+    for (const LOG_LEVEL of ['info', 'warn']) {
+      const { backend } = await startHolding(t);
+      // A variable that is noted turns "listening" into a warning.
+      const env = { LOG_LEVEL, RATE_LIMIT: '1', SHUTDOWN_TIMEOUT: '200ms' };
+      const gateway = await startProcess(t, { backend, env });
+      const running = ask(gateway, { body: MESSAGE, headers: BEARER });
+      await until(() => backend.seen.length === 1);
+      const whole = once(gateway.child, 'close');
+      await gateway.close();
+      assert.equal((await running).status, 504);
+      await whole;
+      assert.match(gateway.output(), /"message":"request".*"status":504/, LOG_LEVEL);
+    }
+  });
+});

@@ -1,0 +1,641 @@
+import { execFile } from 'node:child_process';
+import { createHash, randomUUID } from 'node:crypto';
+import { writeFileSync } from 'node:fs';
+import { chmod } from 'node:fs/promises';
+import { join } from 'node:path';
+import { suite } from 'node:test';
+import { promisify } from 'node:util';
+import type { GatewayConfig, TokenConfig } from '../gateway.ts';
+import { assert, linesOf, type LogLine, logLines, problemsOf } from './assertions.ts';
+import { startBackend } from './backend.ts';
+import { certificate, CERTS } from './certificates.ts';
+import { ask } from './client.ts';
+import { MISSING, NO_TOKENS, tokens } from './configs.ts';
+import { fileWith, folder } from './files.ts';
+import { createGateway, FILE, loadSettings } from './gateway.ts';
+import { SIDE_BY_SIDE, test, type TestContext } from './guard.ts';
+import { hook } from './hooks.ts';
+import { literal, unescaped } from './rows.ts';
+import { isNode } from './runtime.ts';
+import { BEARER, FROM, GROUP, INTERNAL_ID, OTHER, SECRET, SECRETS, TO } from './samples.ts';
+import { cli, startBoth, startGateway, startProcess } from './start.ts';
+
+const WRITE_NUMBER = 'write "+", the country code and digits alone, in double quotes';
+
+const IS_NO_RECIPIENT =
+  'is not a phone number ("+" and 5 to 15 digits), a user name (name.01), a UUID or a group\'s id';
+
+const ALONE = 'in "senders" and "recipients" it stands alone, for everyone';
+
+const NO_TEMPLATE = 'message: must be a template: text with {{names}} in it, or a list of its lines';
+
+/** Settings of a token, and their error messages. */
+const BAD_SETTINGS = literal`
+  {"defaults":[],"message":" \n"} ⇒ defaults: must be an object with number, recipients, text_mode ⇒ ${NO_TEMPLATE}
+  {"defaults":"x","message":""} ⇒ defaults: must be an object with number, recipients, text_mode ⇒ ${NO_TEMPLATE}
+  {"defaults":{"number":15550100001}} ⇒ defaults.number: 15550100001 is not "+" and 5 to 15 digits; ${WRITE_NUMBER}
+  {"defaults":{"recipients":[]}} ⇒ defaults.recipients: must be a list with at least one entry
+  {"defaults":{"text_mode":"bold"}} ⇒ defaults.text_mode: "bold" is not normal or styled
+  {"defaults":{"recipient":"${TO}"}} ⇒ defaults.recipient: is not a setting; did you mean "recipients"?
+  {"defaults":{"recipients":["${TO}","15550100002"]}} ⇒ defaults.recipients[1]: "15550100002" ${IS_NO_RECIPIENT}; ${WRITE_NUMBER}
+  {"defaults":{"recipients":["group.*",1]}} ⇒ defaults.recipients[0]: "group.*" ${IS_NO_RECIPIENT} ⇒ defaults.recipients[1]: 1 ${IS_NO_RECIPIENT}; ${WRITE_NUMBER}
+  {"defaults":{"recipients":["${`${TO}","`.repeat(70_000)}${TO}"]}} ⇒ defaults: is larger than 1MiB
+  {"defaults":{"recipients":["*"]}} ⇒ defaults.recipients[0]: "*" ${IS_NO_RECIPIENT}; ${ALONE}
+  {"senders":["*","${FROM}"]} ⇒ senders[0]: "*" is not "+" and 5 to 15 digits; ${ALONE}
+  {"recipients":["group.*","*"]} ⇒ recipients[1]: "*" ${IS_NO_RECIPIENT.replace(' or ', ', ')} or group.*; ${ALONE}
+  {"recipients":[["*"]]} ⇒ recipients[0]: ["*"] ${IS_NO_RECIPIENT.replace(' or ', ', ')} or group.*
+  {"senders":[["*"]]} ⇒ senders[0]: ["*"] is not "+" and 5 to 15 digits
+  {"senders":["group.*"]} ⇒ senders[0]: "group.*" is not "+" and 5 to 15 digits
+  {"defaults":{"constructor":1},"message":[]} ⇒ defaults.constructor: is not a setting ⇒ ${NO_TEMPLATE}
+  {"message":"a\n{{#x}}"} ⇒ message: line 2, column 1: "{{#x}}" has no "{{/x}}"
+  {"message":["a","","b{{#x}}"]} ⇒ message: line 3, column 2: "{{#x}}" has no "{{/x}}"
+${
+  ['["{{x}}",1]', '["{{x}}",null]', '[["{{x}}"]]', '["","\\n"]', '{"0":"{{x}}"}'].map((message) =>
+    `  {"message":${message}} ⇒ ${NO_TEMPLATE}`
+  )
+}
+  {"default":{},"template":""} ⇒ default: is not a setting; did you mean "defaults"? ⇒ template: is not a setting`;
+
+suite('config', SIDE_BY_SIDE, () => {
+  test("every mistake in a token's lists, defaults or message, an empty template too, is reported with its place", () => {
+    for (const line of BAD_SETTINGS.trim().split('\n')) {
+      const [token = '', ...problems] = line.trim().split(' ⇒ ');
+      const found = problemsOf(() => createGateway(hook(JSON.parse(token))));
+      assert.deepEqual(found, problems.map((problem) => `tokens.hook.${problem}`), token);
+    }
+  });
+
+  /** Part of a message. Deno 2.9 reveals the user's id only with a separate permission. */
+  const BY_USER = 'Deno' in globalThis ? '' : ` by user ${process.getuid?.()}`;
+
+  const NO_RECIPIENT =
+    'is not a phone number ("+" and 5 to 15 digits), a user name (name.01), a UUID, a group\'s id or group.*';
+
+  const NO_DATE =
+    'is not a date such as 2027-06-30 (valid through that day, UTC) or a time such as 2027-06-30T12:00:00Z';
+
+  const NO_RULE =
+    'is not one of send, info, receive, messaging, setup, metrics, or a pattern such as "GET /v1/groups/:number"';
+
+  const MIGRATING = 'docs/migrating.md has its equivalent';
+
+  const hashOf = (text: string): string => createHash('sha256').update(text).digest('hex');
+
+  /**
+   * Loads the configuration of each row. After the arrow are all its problems, separated by " | ".
+   *   {…}        what createGateway is given          @ {…}      settings of a token that has a secret
+   *   env {…}    variables of the environment         load {…}   sources for loadSettings
+   *   file TEXT  a configuration file, FILE in messages
+   * DIR is the folder of these files. A row that ends in "| for: a, b" is several rows, each with one of them for X.
+   */
+  function checkProblems(t: TestContext, dir = folder(t)) {
+    const file = join(dir, 'gateway.json');
+    const check = (row: string): void => {
+      const [, kind = '', text = '', problems = ''] = /^(@ |env |load |file )?(.*?) →(?: (.*))?$/.exec(row)!;
+      if (kind === 'file ') writeFileSync(file, unescaped(text));
+      const value = kind === 'file ' ? { file } : JSON.parse(text.replaceAll('DIR', dir));
+      const found = problemsOf(() => {
+        if (kind === '' || kind === '@ ') createGateway(kind ? tokens(value) : value);
+        else loadSettings(kind === 'env ' ? { env: value } : value);
+      }).join(' | ');
+      assert.equal(found.replaceAll(file, 'FILE').replaceAll(dir, 'DIR'), problems, row);
+      assert.doesNotMatch(found, SECRETS);
+    };
+    return (rows: TemplateStringsArray, ...values: unknown[]): void => {
+      for (const line of literal(rows, ...values).split('\n').map((text) => text.replace(/^ +/, ''))) {
+        const [row = '', list] = line.split(' | for: ');
+        if (row === '' || row.startsWith('#')) continue;
+        for (const value of list?.split(', ') ?? ['X']) check(row.replaceAll(/\bX\b/g, value));
+      }
+    };
+  }
+
+  test('every mistake in a configuration is reported with its place, and no secret is shown', (t) => {
+    const url = 'must begin with "http://" or "https://" and have no query, such as http://signal-api:8080';
+    const isNull = 'null is not allowed; remove the line';
+    const digest = `sha256:${hashOf(SECRET)}`;
+    checkProblems(t)`
+    {"lisen":":1","zzz":1,"tokens":{"a":{"secret":"${SECRET}"}}} → lisen: is not a setting; did you mean "listen"? | zzz: is not a setting
+    # A key that is no plain word is not shown, however short: it could be part of a secret, or forge a line of the log.
+    {"zz z":1,"z\n":1,"z\u001b":1,"a:b":1} → ${
+      [0, 1, 2, 3].map((i) => `the configuration[${i}]: is not a setting`).join(' | ')
+    }
+    {"log":{"\u001b[2J":1},"tokens":{"a":{"secret":"${SECRET}","ü":1}}} → log[0]: is not a setting | tokens.a[0]: is not a setting
+    {"backend":{"ulr":"x"}} → backend.ulr: is not a setting; did you mean "url"?
+    {"backend":"http://x"} → backend: must be an object
+    X → the configuration: must be an object | for: [], null
+    {"tokens":{}} → tokens: contains no token; remove it to run without tokens
+    {"tokens":[]} → tokens: must be an object, name to settings
+    {"tokens":null,"clients":null,"tls":{"cert":null}} → tokens: ${isNull} | clients: ${isNull} | tls.cert: ${isNull}
+    {"tokens":{"a":null,"b":{"secret":null}},"backend":null} → backend: ${isNull} | tokens[0]: ${isNull} | tokens.b.secret: ${isNull}
+    @ {"rate":null,"defaults":{"number":null}} → tokens.test.rate: ${isNull} | tokens.test.defaults.number: ${isNull}
+    {"tokens":{X}} → tokens[0]: must be an object with "secret" or "secretFile" | for: "a":"${SECRET}", "${SECRET}":"grafana"
+    {"tokens":{"a":{}}} → tokens.a: needs exactly one of "secret" and "secretFile"
+    @ {"secretFile":"/x"} → tokens.test: needs exactly one of "secret" and "secretFile"
+    @ {"secret":"X"} → tokens.test.secret: the secret is shorter than 16 characters; "gateway.ts token" makes a good one | for: short, of-15-character
+    @ {"secret":17} → tokens.test.secret: must be a string
+    @ {"secret":"sha256:12"} → tokens.test.secret: after "sha256:" there must be 64 hexadecimal digits
+    @ {"secret":"${SECRET}\n"} → tokens.test.secret: has several lines, or a control character; keep one line with only the secret
+    # In JSON nobody quotes a secret by mistake.
+    @ {"secret":"X"} → | for: \"${SECRET}\", {${SECRET}}, ${SECRET};${OTHER}, ${SECRET} ${OTHER}, of-16-characters
+    @ {"secret":"X"} → tokens.test.secret: starts or ends with white space | for:  ${SECRET}, ${SECRET} , \u00a0${SECRET}
+    {"tokens":{"a":{"secretFile":"/no/such/file"}}} → tokens.a.secretFile: /no/such/file ${MISSING}
+    {"tokens":{"a":{"secret":"${SECRET}"},"b":{"secret":"${SECRET}"}}} → tokens: "a" and "b" have the same secret
+    {"tokens":{"a b":{"secret":"${SECRET}"}}} → tokens[0]: a name may have letters, digits, "_", "-" and ".", 64 at most
+    # Every line of the log would show the name.
+    {"tokens":{"a":{"secret":"${OTHER}"},"${SECRET}":{"secret":"X"}}} → tokens[1]: has a secret as its name | for: ${SECRET}, ${digest}
+    @ {"methods":["paht"],"expires":"2027-02-30"} → tokens.test.methods[0]: "paht" is not one of bearer, basic, query, path, body | tokens.test.expires: "2027-02-30" ${NO_DATE}
+    @ {"expires":"2027-02-31T00:00:00Z"} → tokens.test.expires: the value ${NO_DATE}
+    @ {"senders":["0664123"],"recipient":["+1"]} → tokens.test.senders[0]: "0664123" is not "+" and 5 to 15 digits; ${WRITE_NUMBER} | tokens.test.recipient: is not a setting; did you mean "recipients"?
+    @ {"recipients":[]} → tokens.test.recipients: must be a list with at least one entry
+    @ {"recipients":["${TO}","X"]} → tokens.test.recipients[1]: "X" ${NO_RECIPIENT} | for: --x, , Mum, 4915551234567x
+    @ {"recipients":["${TO}","X"]} → tokens.test.recipients[1]: "X" ${NO_RECIPIENT}; ${WRITE_NUMBER} | for: 4915551234567, +49 1555, (0664) 123-45
+    @ {"clients":["X"]} → tokens.test.clients[0]: "X" is not an address or a CIDR range | for: 10.0.0.0/33, ::1/129, 1.2.3.4/, 1.2.3.4/8/8
+    # What is no text gets no advice for texts.
+    @ {"clients":["1.2.3.4",X]} → tokens.test.clients[1]: X is not an address or a CIDR range | for: {}, null, ["caddy"]
+    {"allow":["info","X"]} → allow[1]: "X" ${NO_RULE} | for: snd, get /v1/about, GET v1/about, HEAD /v1/about, GET /v1/a%62, GET /v1/x?y, constructor, toString, __proto__
+    {"rate":"30","limits":{"body":"150"},"log":{"level":"trace"}} → rate: "30" is not a rate such as 30/1m | limits.body: "150" is not a size such as 150MiB | log.level: "trace" is not one of debug, info, warn, error
+    {"rate":["30/1m"],"limits":{"connections":0},"shutdown":"10"} → rate: ["30/1m"] is not a rate such as 30/1m | limits.connections: 0 is not a whole number of at least 1 | shutdown: "10" is not a duration such as 10s
+    {"shutdown":"X"} → shutdown: "X" is not a duration such as 10s | for: 2147483648ms, 2147484s, 25d, 0s ms
+    {"shutdown":"X"} → | for: 999999999ms, 2147483s, 24d
+    {"backend":{"url":"ftp://x","timeout":"1w"}} → backend.url: ${url} | backend.timeout: "1w" is not a duration such as 150s
+    {"backend":{"url":"X"}} → backend.url: ${url} | for: http://user:${SECRET}@x/?q, http://api:${SECRET}/x@backend:1, api:${SECRET}@backend:1, signal-api:8080, signal-api, http://, http://x#y
+    {"backend":{"url":"http://api:X@b:1"}} → backend.url: has a "%" in its userinfo that must be written "%25" | for: 100%${SECRET}, %ff${SECRET}
+    {"listen":"8880","auth":{"anonymous":"yes"}} → listen: "8880" is not host:port, :port or [::]:port; put a colon before the port | auth.anonymous: "yes" is not true or false
+    {"listen":"X"} → listen: unix sockets are not supported; write 127.0.0.1:PORT, which only this machine can reach | for: unix:/x.sock, unix:/run/${SECRET}.sock, unix:
+    {"X":[]} → X: must be a list with at least one entry | for: allow, clients, trustedProxies, cors
+    {"auth":{"methods":[]}} → auth.methods: must be a list with at least one entry`;
+  });
+
+  test('the messages for common mistakes have the correct spelling', (t) => {
+    const dir = folder(t);
+    writeFileSync(join(dir, 'two'), `${SECRET}\r\n${OTHER}\n`);
+    for (const encoding of ['utf8', 'utf16le'] as const) {
+      writeFileSync(join(dir, encoding), Buffer.from('\ufeff{}', encoding));
+    }
+    writeFileSync(join(dir, 'no-bom'), Buffer.from('{}', 'utf16le'));
+    writeFileSync(join(dir, 'big-endian'), Buffer.from('\ufeff{}', 'utf16le').swap16());
+    const url = 'must begin with "http://" or "https://" and have no query, such as http://signal-api:8080';
+    const notUtf8 = 'save it as UTF-8, without a byte order mark';
+    const name = 'names are not resolved: write the address (in compose "ipv4_address" fixes it)';
+    const brackets = 'put an IPv6 address in brackets: [::1]:8080';
+    const port = 'the highest port is 65535';
+    const noListen = 'is not host:port, :port or [::]:port';
+    const quotes = 'leave out the quotes';
+    const groupId = 'this is not the "id" of a group; GET /v1/groups/+NUMBER lists them';
+    const API = `"API_TOKENS":"${SECRET}"`;
+    checkProblems(t, dir)`
+    env {${API},"TRUSTED_PROXIES":"X"} → TRUSTED_PROXIES[0]: "X" is not an address or a CIDR range; ${name} | for: caddy, localhost, a.example
+    load {"file":"DIR/X"} → DIR/X: is not a JSON object: line 1, column 1: ${notUtf8} | for: utf8, utf16le, big-endian
+    load {"file":"DIR/no-bom"} → DIR/no-bom: is not a JSON object: line 1, column 2: ${notUtf8}
+    env {${API},"BACKEND_URL":"X"} → BACKEND_URL: ${url}; ${quotes} | for: \"http://backend:8080\", 'http://backend:8080'
+    env {${API},"RATE":"'1/1m'"} → RATE: "'1/1m'" is not a rate such as 30/1m; ${quotes}
+    env {${API},"BACKEND_URL":"X"} → BACKEND_URL: ${url}; ${brackets} | for: http://::1:8080, https://fd00::5/, http://2001:db8::1:8080
+    env {${API},"BACKEND_URL":"X"} → BACKEND_URL: ${url}; ${port} | for: http://backend:80800, http://10.0.0.1:65536/
+    env {${API},"LISTEN":"X"} → LISTEN: "X" ${noListen}; ${brackets} | for: ::1:8880, :::8880, fd00::5:8880
+    env {${API},"LISTEN":"X"} → LISTEN: "X" ${noListen}; ${port} | for: :65536, localhost:88800
+    {"listen":8880} → listen: 8880 ${noListen}; put a colon before the port
+    @ {"secretFile":"DIR/two"} → tokens.test: needs exactly one of "secret" and "secretFile"
+    {"tokens":{"a":{"secretFile":"DIR/two"}}} → tokens.a.secretFile: has several lines, or a control character; keep one line with only the secret
+    {"allow":["X"]} → allow[0]: "X" ${NO_RULE}; leave out the "/" at the end | for: GET /v1/about/, * /v1/x/
+    {"allow":["X"]} → allow[0]: "X" ${NO_RULE}; put the method before the path, or "*" for all methods | for: /v1/about, /v1/groups/
+    env {"API_TOKENS":"X=${SECRET}"} → API_TOKENS[0]: is too short for a secret; if it is part of the next name, write that without a space | for: my phone
+    file {"tokens":{"a":{"secret":"${SECRET}","senders":[+15550100001]}}} → FILE: is not a JSON object: line 1, column 69: no value begins with "+"; a phone number needs double quotes
+    @ {"senders":[15550100001],"defaults":{"number":15550100001}} → tokens.test.senders[0]: 15550100001 is not "+" and 5 to 15 digits; ${WRITE_NUMBER} | tokens.test.defaults.number: 15550100001 is not "+" and 5 to 15 digits; ${WRITE_NUMBER}
+    @ {"recipients":["group.QUJD"]} → tokens.test.recipients[0]: "group.QUJD" ${NO_RECIPIENT}; ${groupId}
+    @ {"recipients":["X"]} → tokens.test.recipients[0]: the value ${NO_RECIPIENT}; ${groupId} | for: ${INTERNAL_ID}, ${
+      GROUP.slice(0, -1)
+    }
+    @ {"recipients":["https://signal.group/#CjQKIA"]} → tokens.test.recipients[0]: the value ${NO_RECIPIENT}; an invite link does not name a group; write the "id" that GET /v1/groups/+NUMBER lists
+    @ {"recipients":["Mum"]} → tokens.test.recipients[0]: "Mum" ${NO_RECIPIENT}`;
+  });
+
+  test('every mistake in the environment is reported, none leaves the gateway open, and no secret is shown', (t) => {
+    const dir = folder(t);
+    for (const [name, text] of [['empty', '# nothing here\n\n'], ['half', '{'], ['typo', '{"token":{}}']] as const) {
+      writeFileSync(join(dir, name), text);
+    }
+    const none = 'contains no token; remove it to run without tokens';
+    const empty = 'is set but empty; unset it, or give it a value';
+    const unclear = 'is a name without a secret, or a secret that ends in "=" or ":": write name=SECRET';
+    const cwd = process.cwd();
+    const open = '"LISTEN":"0.0.0.0:8880"';
+    const API = `"API_TOKENS":"${SECRET}"`;
+    checkProblems(t, dir)`
+    env {"X":""} → X: ${empty} | for: API_TOKENS, API_TOKENS_FILE
+    env {"API_TOKENS":" , "} → API_TOKENS: ${none}
+    env {"API_TOKENS_FILE":"DIR/empty"} → API_TOKENS_FILE: ${none}
+    env {${API},"API_TOKENS_FILE":""} → API_TOKENS_FILE: is set together with API_TOKENS; use one of them | API_TOKENS_FILE: ${empty}
+    env {"API_TOKENS":"${SECRET} tooshort a=${OTHER} a=${OTHER}x"} → API_TOKENS[1]: is too short for a secret; if it is part of the next name, write that without a space | API_TOKENS[3]: has the name of an earlier one
+    env {"API_TOKENS":"home-assistant-main: ${SECRET},home=${OTHER}:"} → API_TOKENS[0]: ${unclear}
+    env {"API_TOKENS":"c2VjcmV0LW9mLXNvbWUtbGVuZ3Ro= home=="} → API_TOKENS[0]: ${unclear} | API_TOKENS[1]: ${unclear}
+    env {"API_TOKENS":"${OTHER}=${SECRET} ${SECRET}=${OTHER}"} → API_TOKENS[0]: has a secret as its name | API_TOKENS[1]: has a secret as its name
+    env {${API},"ALLOW_CLIENTS":"","ALLOW":","} → ALLOW: must be a list with at least one entry | ALLOW_CLIENTS: ${empty}
+    env {${API},"AUTH_METHODS":"bearer, digest","RATE":"0/1m"} → AUTH_METHODS[1]: "digest" is not one of bearer, basic, query, path, body | RATE: "0/1m" is not a rate such as 30/1m
+    env {${API},"AUTH_ANONYMOUS":"1","LOG_FORMAT":"xml"} → AUTH_ANONYMOUS: "1" is not true or false | LOG_FORMAT: "xml" is not text or json
+    # What may be a secret is not shown as a path: its first folder is not there.
+    env {"API_TOKENS_FILE":"DIR"} → API_TOKENS_FILE: DIR cannot be read${BY_USER} (EISDIR)
+    env {"API_TOKENS_FILE":"X"} → API_TOKENS_FILE: X ${MISSING} | for: DIR/none, /no/such, DIR/no-folder/x
+    env {"API_TOKENS_FILE":"X"} → API_TOKENS_FILE: ${cwd}/X ${MISSING} | for: is-not-here, docs/is-not-here-at-all
+    env {"API_TOKENS_FILE":"X"} → API_TOKENS_FILE: the file ${MISSING} | for: /no-folder-anywhere/tokens, /${SECRET}
+    env {"API_TOKENS_FILE":"X"} → API_TOKENS_FILE: the file ${MISSING} in ${cwd} | for: ${SECRET}, no-folder/anywhere/tokens
+    # Where a source of tokens could not be read, nobody is told to let everybody in.
+    env {${open},"API_TOKENS_FILE":"DIR/none"} → API_TOKENS_FILE: DIR/none ${MISSING}
+    load {"env":{${open}},"file":"DIR/none"} → configuration: DIR/none ${MISSING}
+    load {"env":{${open}},"file":"DIR/half"} → DIR/half: is not a JSON object: line 1, column 2: it ends before the object is complete
+    load {"env":{${open}},"file":"DIR/typo"} → token: is not a setting; did you mean "tokens"?
+    env {${open},"API_TOKEN":"${SECRET}"} → API_TOKEN: is not a setting; did you mean "API_TOKENS"?
+    env {${open},"GATEWAY_CONF":"DIR/half"} → GATEWAY_CONF: is not a setting; did you mean "GATEWAY_CONFIG"?`;
+  });
+
+  test('a configuration file that is truncated, not an object, or has a key twice is refused with line and column, and is not quoted', (t) => {
+    const dir = folder(t);
+    const token = `{"secret":"${SECRET}","senders":["${FROM}"]}`;
+    checkProblems(t, dir)`
+    file {\n  "tokens": {\n    "a": {\n      "secret": "${SECRET}\n    }\n  } } → FILE: is not a JSON object: line 4, column 46: a string contains a control character
+    file X → FILE: is not a JSON object: line 1, column 1: it must begin with "{" | for: [], null, 5
+    file {"rate":"1/1s",\n} → FILE: is not a JSON object: line 2, column 1: there may be no comma before "}"
+    file {"allow":["send",]} → FILE: is not a JSON object: line 1, column 18: there may be no comma before "]"
+    file {\n  X the rate\n  "rate": "1/1s"} → FILE: is not a JSON object: line 2, column 3: expected a key in double quotes; JSON has no comments | for: //, /*, #
+    file {"rate":"1/1s" X x\n} → FILE: is not a JSON object: line 1, column 16: expected a comma, or the closing bracket or brace; JSON has no comments | for: //, /*, #
+    file {"rate":X "1/1s"} → FILE: is not a JSON object: line 1, column 10: expected a value; JSON has no comments | for: //, /*, #
+    file X {} → FILE: is not a JSON object: line 1, column 1: it must begin with "{"; JSON has no comments | for: //, /*, # what
+    file X → FILE: is not a JSON object: line 1, column 1: it must begin with "{"; YAML is not read, write JSON | for: listen: 8880, ---\nlisten: 8880, # mine\n\nbackend:\n  url: x, tls.key: ${SECRET}
+    file X → FILE: is not a JSON object: line 1, column 1: it must begin with "{"; YAML is not read, write JSON (${MIGRATING}) | for: api:\n  port: 1, ---\nservice:\n  port: 1
+    file {"api":{},"service":{"port":1},"settings":{}} → api: is not a setting; ${MIGRATING} | service: is not a setting; ${MIGRATING} | settings: is not a setting; ${MIGRATING}
+    file {"tokens":{"a":${token},\n "a":{"secret":"${OTHER}"}}} → FILE: line 2, column 2: "a" is given twice in one object
+    file {"tokens":{"a":{"secret":"${SECRET}","allow":["info"] , "\\u0061llow" :["send"]}}} → FILE: line 1, column 76: "allow" is given twice in one object
+    file {"rate":"1/1s",\n\n  "rate":"2/1s","rate":"3/1s"} → FILE: line 3, column 3: "rate" is given twice in one object | FILE: line 3, column 17: "rate" is given twice in one object
+    file {"log":{"level":"info"},"log":{}} → FILE: line 1, column 25: "log" is given twice in one object
+    file {"log":{"level":"info"},"backend":{"url":"http://log","timeout":"1s"},"rate":"1/1s"} →
+    file {"tokens":{"a":{"secret":"${SECRET}","message":"\"rate\":1 {\"a\":1,\"a\":{}} \\\\"},"rate":{"secret":"${OTHER}"}}} →`;
+    const whole = `{\n  "tokens": {\n    "a": ${token}\n  },\n  "listen": "0.0.0.0:8880"\n}`;
+    const file = join(dir, 'cut.json');
+    for (let length = 0; length < whole.length; length++) {
+      writeFileSync(file, whole.slice(0, length));
+      const found = problemsOf(() => loadSettings({ file })).join('\n');
+      assert.match(found, /^.*: is not a JSON object: line \d+, column \d+: it ends before the object is complete$/);
+    }
+  });
+
+  test('without tokens the gateway starts only if no other machine can connect, or if told to; in a program, an undefined setting is absent', (t) => {
+    const open = ':0, 0.0.0.0:0, [::]:0, 192.168.1.1:0, 127.example.com:0, [::ffff:127.0.0.1]:0';
+    checkProblems(t)`
+    {"listen":"X"} → | for: 127.0.0.1:0, 127.8.9.1:0, [::1]:0, localhost:0
+    {"listen":"X"} → tokens: none is configured, but the gateway would listen for other machines: name a file (--config, GATEWAY_CONFIG), or set API_TOKENS (the command "token" makes one); AUTH_ANONYMOUS=true would accept all requests | for: ${open}
+    {"listen":"X","auth":{"anonymous":true}} → | for: ${open}
+    {"listen":"X","tokens":{"a":{"secret":"${SECRET}"}}} → | for: ${open}`;
+    const absent = { ...NO_TOKENS, allow: undefined, backend: undefined, limits: { body: undefined } } as object;
+    const problems = (listen: string): number => problemsOf(() => createGateway({ listen, ...absent })).length;
+    assert.deepEqual([problems('127.0.0.1:0'), problems('0.0.0.0:0')], [0, 1]);
+  });
+
+  test('flags override the environment, which overrides the file; tokens are not merged; by default a shutdown takes at most 8 s, and cors is off', (t) => {
+    const backend = { url: 'http://file:1', timeout: '1s' };
+    const file = fileWith(t, { listen: '127.0.0.1:1', backend, rate: '1/1s', tokens: { file: { secret: SECRET } } });
+    const env = { BACKEND_URL: 'http://env:2', LISTEN: '127.0.0.1:2', RATE: '2/1s' };
+    const { listen, rate, tokens, ...more } = loadSettings({ file, env, flags: { listen: '127.0.0.1:3' } });
+    const found = [listen.port, more['backend.url'].url.origin, more['backend.timeout'], rate?.count];
+    assert.deepEqual(found, [3, 'http://env:2', 1000, 2]);
+    assert.deepEqual(tokens.map((token) => token.name), ['file']);
+    assert.deepEqual(loadSettings({ file, env: { API_TOKENS: OTHER } }).tokens.map((token) => token.name), ['token-1']);
+    const [without, less] = [loadSettings({}), loadSettings({ env: { SHUTDOWN_TIMEOUT: '3s' } })];
+    assert.deepEqual([without.shutdown, less.shutdown, without.cors], [8000, 3000, undefined]);
+  });
+
+  test('API_TOKENS accepts secrets and names, API_TOKENS_FILE one per line, and comments; secretFile names a file with the secret, whose outer white space is ignored', (t) => {
+    const digest = hashOf(OTHER);
+    const list = fileWith(t, `# for the house\nha=${SECRET}\n\n  # and for the alerts\n  sha256:${digest}  \n`);
+    const lists = [`ha=${SECRET}, sha256:${digest}`, `\n ha=${SECRET}\tsha256:${digest.toUpperCase()}`];
+    for (const env of [...lists.map((text) => ({ API_TOKENS: text })), { API_TOKENS_FILE: list }]) {
+      const { tokens } = loadSettings({ env });
+      assert.deepEqual(tokens.map((token) => [token.name, token.digest]), [['ha', hashOf(SECRET)], [
+        'token-2',
+        digest,
+      ]]);
+    }
+    const secretFile = fileWith(t, ` ${SECRET}\n`);
+    const file = fileWith(t, { tokens: { a: { secretFile, methods: ['path'], expires: '2027-06-30' } } });
+    const { digest: own, expires, methods } = loadSettings({ file }).tokens[0]!;
+    assert.deepEqual([own, expires, ...methods!], [hashOf(SECRET), Date.parse('2027-06-30T23:59:59.999Z'), 'path']);
+  });
+
+  test('on Deno, a file hidden by the permissions is a mistake in the configuration, like any unreadable file', {
+    skip: !('Deno' in globalThis) && 'only Deno has permissions',
+  }, async (t) => {
+    const program = join(folder(t), 'embed.mjs');
+    writeFileSync(
+      program,
+      `import { createGateway } from ${JSON.stringify(FILE)};
+    for (const secretFile of ['/etc/hostname', '/${SECRET}/x', '${SECRET}']) {
+      try { createGateway({ tokens: { a: { secretFile } } }); } catch (error) { console.log(error.problems.join()); }
+    }`,
+    );
+    const { stdout } = await promisify(execFile)(process.execPath, ['run', '--allow-net', '--no-prompt', program]);
+    const problem = (shown: string): string => `tokens.a.secretFile: ${shown} cannot be read (NotCapable)\n`;
+    assert.equal(stdout, [problem('/etc/hostname'), problem('the file'), problem('the file')].join(''));
+  });
+
+  test('a variable one letter or underscore away from a restriction is refused, and no other name is checked', () => {
+    const load = (name: string) => loadSettings({ env: { [name]: SECRET } });
+    const refused = (name: string, cure: string): void =>
+      assert.deepEqual(problemsOf(() => load(name)), [`${name}: is not a setting; ${cure}`]);
+    const names = (text: string): string[] => text.trim().split(/\s+/);
+    const restrictions = 'ALLOW_CLIENTS AUTH_METHODS AUTH_ANONYMOUS TRUSTED_PROXIES GATEWAY_CONFIG';
+    for (const known of names(`API_TOKENS API_TOKENS_FILE ${restrictions}`)) {
+      for (let i = 0; i <= known.length; i++) {
+        const [before, after] = [known.slice(0, i), known.slice(i)];
+        for (const name of ['', '_', 'S', 'x'].flatMap((c) => [before + c + after, before + c + after.slice(1)])) {
+          if (name === known) continue;
+          refused(name, name.startsWith('API__TOKEN') ? MIGRATING : `did you mean "${known}"?`);
+        }
+      }
+    }
+    refused('ALLOWED_CLIENTS', 'did you mean "ALLOW_CLIENTS"?');
+    refused('TLS_CRT', 'did you mean "TLS_CERT"?');
+    const foreign = `HOSTNAMES settings__access__ipfilter__allowed api__tokens api__auth__methods service__hostnames
+    API__TOKENS API__TOKEN API__TOKENS__0 API__AUTH__METHODS SERVICE__HOSTNAMES SETTINGS__
+    SETTINGS__ACCESS__IPFILTER__ALLOWED SETTINGS__MESSAGE__VARIABLES__NUMBER`;
+    for (const name of names(foreign)) refused(name, MIGRATING);
+    const others = `SETTINGS_ SETTINGS MY_SETTINGS__A API_ SERVICE_PORT service__port RATE_LIMITS SENDER API_TOEKNS
+    API_TOKENS2 api_tokens API_TOKEN_FILES MY_API_TOKENS API_KEY TOKEN toString RATES ALLOWED LISTENS BACKENDURL LOGLEVEL
+    TLS_CERTS CLIENTS CORS_ORIGIN HOSTNAME`;
+    for (const name of ['', ...names(others)]) {
+      const { warnings, notes } = load(name);
+      assert.deepEqual([warnings, notes], [[], []], name);
+    }
+    // TOKENS may belong to another program if the gateway has tokens; without tokens it would be open.
+    refused('TOKENS', 'did you mean "API_TOKENS"?');
+  });
+
+  test('a gateway starts with the variables HOSTNAME, TOKEN and PORT, which any container may have', async (t) => {
+    const backend = await startBackend(t);
+    const { log } = await startProcess(t, { backend, env: { HOSTNAME: 'a1b2c3', TOKEN: OTHER, PORT: '80' } });
+    assert.equal(logLines(log)[0]!.warning, undefined);
+  });
+
+  test('a variable possibly meant for the gateway is a warning at start and a note in --check; environment tokens that replace those of the file are a warning in both', async (t) => {
+    const [file, list] = [fileWith(t, tokens({})), fileWith(t, OTHER)];
+    assert.deepEqual(loadSettings({ file }).warnings, []);
+    const inFile = 'it belongs to a token in the file';
+    const cures = {
+      ...{ RATE_LIMIT: 'did you mean "RATE"?', SENDERS: inFile, RECIPIENTS: inFile },
+      ...{
+        BACKEND: 'did you mean "BACKEND_URL"?',
+        API_URL: 'did you mean "BACKEND_URL"?',
+        TOKENS: 'did you mean "API_TOKENS"?',
+      },
+      ...{ CONFIG: 'did you mean "GATEWAY_CONFIG"?', CONFIG_PATH: 'did you mean "GATEWAY_CONFIG"?' },
+      ...{ API__URL: MIGRATING, SERVICE__PORT: MIGRATING, SERVICE__LOG_LEVEL: MIGRATING },
+    };
+    const named = Object.entries(cures).map(([name, cure]) => `${name} is not a setting, and does nothing; ${cure}`);
+    const rows: [Record<string, string>, string[], ...string[]][] = [
+      [{ ...cures, API_TOKENS: SECRET }, [], ...named],
+      [{ API_TOKENS: OTHER }, ['--config', file], 'API_TOKENS replaces all tokens of the file'],
+      [{ API_TOKENS_FILE: list }, ['--config', file], 'API_TOKENS_FILE replaces all tokens of the file'],
+    ];
+    for (const [env, args, ...warnings] of rows) {
+      const isNote = args.length === 0;
+      assert.deepEqual(loadSettings({ env }).notes, isNote ? named : []);
+      const { code, stdout } = await cli(['--check', ...args], { env });
+      assert.equal(code, 0);
+      const [line] = logLines((await startProcess(t, { args, env: { ...env, LOG_LEVEL: 'warn' } })).log) as [LogLine];
+      assert.equal(line.level, 'warn');
+      assert.deepEqual(new Set(line.warning.split(/; (?=[A-Z_]+ (?:is|replaces) )/)), new Set(warnings));
+      const said = warnings.map((warning) => `${isNote ? 'note' : 'warning'}: ${warning}`);
+      assert.deepEqual(stdout.split('\n').filter((line) => /^(?:note|warning):/.test(line)), said);
+    }
+  });
+
+  test('a configuration file with plain secrets that any user can read is a warning', async (t) => {
+    const digest = `SHA256:${hashOf(SECRET)}`;
+    const plain = { tokens: { a: { secret: digest }, b: { secret: OTHER } } };
+    const rows: [isTold: boolean, mode: number, GatewayConfig][] = [
+      [true, 0o644, plain],
+      [true, 0o604, { backend: { url: `http://u:${SECRET}@backend:1` } }],
+      [false, 0o600, plain],
+      [false, 0o640, plain],
+      [false, 0o644, { tokens: { a: { secret: digest, message: '"secret":"x" a://b@' } } }],
+    ];
+    for (const [isTold, mode, config] of rows) {
+      const file = fileWith(t, config);
+      await chmod(file, mode);
+      const told = [`${file} contains plain secrets and is readable by all users (chmod o-r)`];
+      assert.deepEqual(loadSettings({ file }).warnings, isTold ? told : []);
+    }
+  });
+
+  test('a token that has expired is a warning when the gateway starts, and on reload', async (t) => {
+    const old = { old: { secret: SECRET, expires: '2020-01-01' } };
+    const fresh = { new: { secret: OTHER, expires: '2020-01-03' } };
+    const { gateway } = await startBoth(t, { tokens: { ...old, ...fresh } }, { now: () => Date.parse('2020-01-02') });
+    gateway.reload({ tokens: old });
+    gateway.reload({ tokens: fresh });
+    const warning = 'the token "old" has expired';
+    const wanted = [['listening', 'warn', warning], ['reloaded', 'warn', warning], ['reloaded', 'info', undefined]];
+    assert.deepEqual(logLines(gateway.log).map(({ message, level, warning }) => [message, level, warning]), wanted);
+  });
+
+  test('outside the JSON file a secret in quotes, brackets or separators of another format is refused, and not shown; an empty digest is refused everywhere', (t) => {
+    const inFile = (text: string): string => fileWith(t, `${text}\n`);
+    const places: ((text: string) => unknown)[] = [
+      (text) => loadSettings({ env: { API_TOKENS: text } }),
+      (text) => loadSettings({ env: { API_TOKENS_FILE: inFile(text) } }),
+      (text) => createGateway({ tokens: { a: { secretFile: inFile(text) } } }),
+      (text) => createGateway({ tokens: { a: { secret: text } } }),
+    ];
+    const bad =
+      `"S" 'S' \`S\` “S” [S] <S> {S} S" S' S] S> S} "home=S" home="S" {home=S} home=S;phone=T ["S","T"] {"a":"S"}`;
+    const fill = (text: string): string => text.replaceAll('S', SECRET).replaceAll('T', OTHER);
+    for (const load of places.slice(0, 3)) {
+      for (const text of [...bad.split(' ').map(fill), `"sha256:${'0'.repeat(64)}"`]) {
+        const found = problemsOf(() => load(text)).join('\n');
+        assert.match(
+          found,
+          /starts or ends with a quote, a bracket or a brace, or contains ";"|has two words on one/,
+          text,
+        );
+        assert.doesNotMatch(found, SECRETS);
+      }
+      for (const text of ['S"T', 'S(T)', '/S+']) assert.deepEqual(problemsOf(() => load(fill(text))), [], text);
+    }
+    for (const load of places) {
+      for (const nothing of ['', '\n', '\r\n']) {
+        const found = problemsOf(() => load(`sha256:${hashOf(nothing).toUpperCase()}`)).join();
+        assert.match(found, /^\S+: is the digest of nothing: there was no secret to hash$/);
+      }
+    }
+  });
+
+  // A comment after a secret, or a name before it, became a token with all rights.
+  test('attack: let a comment, a name or a digest pasted with its surroundings become a token', (t) => {
+    const inFile = (text: string): NodeJS.ProcessEnv => ({ API_TOKENS_FILE: fileWith(t, text) });
+    const digest = hashOf(SECRET);
+    const remark = 'which needs its own line; if it is a secret, write name=SECRET';
+    const twoWords = 'API_TOKENS_FILE: has two words on one line; write one token per line, SECRET or name=SECRET';
+    const pasted = 'contains a digest and more; write "sha256:" and its 64 digits, and nothing else';
+    const envs: [env: NodeJS.ProcessEnv, problem?: string][] = [
+      ...['# the-phone-of-my-wife', '#the-phone-of-my-wife', '// the-phone-of-my-wife', '//the-phone-of-my-wife']
+        .map((text): [NodeJS.ProcessEnv, string] => [{ API_TOKENS: `${SECRET} ${text}` }, remark]),
+      ...[
+        ' # the-phone-of-my-wife',
+        ' the-phone-of-my-wife',
+        '\tthe-phone-of-my-wife',
+        ',the-phone-of-my-wife',
+        ', # x',
+      ]
+        .flatMap((
+          text,
+        ) => [[inFile(`${SECRET}${text}\n`), twoWords], [inFile(`${OTHER}\r\n${SECRET}${text}`), twoWords]])
+        .map(([env, problem]): [NodeJS.ProcessEnv, string] => [env as NodeJS.ProcessEnv, problem as string]),
+      [inFile(`the-phone-of-my-wife ${SECRET}\n`), twoWords],
+      [inFile(`//the-phone-of-my-wife\n${SECRET}\n`), remark],
+      ...[
+        `${digest}  -`,
+        `${digest} *-`,
+        `SHA2-256(stdin)= ${digest}`,
+        `digest  sha256:${digest}`,
+        `a: sha256:${digest}`,
+        `x ,${digest}, y`,
+      ]
+        .flatMap((text): [NodeJS.ProcessEnv, string][] => [
+          [{ GATEWAY_CONFIG: fileWith(t, { tokens: { a: { secret: text } } }) }, pasted],
+          [{ GATEWAY_CONFIG: fileWith(t, { tokens: { a: { secretFile: fileWith(t, `${text}\n`) } } }) }, pasted],
+        ]),
+      [{ API_TOKENS: `phone:sha256:${digest}` }, pasted],
+      // These are not mistakes.
+      [{ API_TOKENS: `a=//${SECRET} b=#${OTHER}` }],
+      [inFile(`# the house\n\n  # SECRET # x y\n${SECRET},\r\n\n a=sha256:${hashOf(OTHER)} \n`)],
+      [{ GATEWAY_CONFIG: fileWith(t, { tokens: { a: { secret: 'a correct horse of sixteen' } } }) }],
+    ];
+    for (const [env, problem] of envs) {
+      const found = problemsOf(() => loadSettings({ env, file: env.GATEWAY_CONFIG })).join('\n');
+      assert.ok(problem ? found.includes(problem) : found === '', `${JSON.stringify(env)}: ${found}`);
+      assert.doesNotMatch(found, SECRETS);
+      assert.ok(!found.includes(digest) && !found.includes('the-phone'), found);
+    }
+  });
+
+  test('a secret that looks like a digest, and a template name of another program, are warnings at start and in --check', async (t) => {
+    const digest = hashOf(SECRET);
+    const told = (name: string, what: string): string => `the token "${name}" ${what}`;
+    const isHex = 'has a secret of 64 hexadecimal digits; if that is a digest, write "sha256:" before it';
+    const isForeign = `has a template with {{@name}} or {{.NAME}}, which finds nothing; ${MIGRATING}`;
+    const rows: [TokenConfig | string, ...string[]][] = [
+      [digest, told('token-1', isHex)],
+      [`a=${digest.toUpperCase()} ${OTHER}`, told('a', isHex)],
+      [{ secret: digest }, told('a', isHex)],
+      [{ secretFile: fileWith(t, `${digest}\n`) }, told('a', isHex)],
+      [{ secret: `sha256:${digest}`, message: '{{@message}}' }, told('a', isForeign)],
+      [{ secret: SECRET, message: '{{#x}}{{ .NUMBER }}{{/x}}' }, told('a', isForeign)],
+      [{ secret: digest, message: '{{^@x}}y{{/@x}}' }, told('a', isHex), told('a', isForeign)],
+      [{ secret: SECRET, message: '{{#x}}{{.name}} {{.}} {{.Title}} {{a.NUMBER}} {{NUMBER}}{{/x}} {{user@host}} @' }],
+      [{ secret: `sha256:${digest}` }],
+    ];
+    for (const [given, ...warnings] of rows) {
+      const isEnv = typeof given === 'string';
+      const args = isEnv ? [] : ['--config', fileWith(t, { tokens: { a: given } })];
+      const { stdout, code } = await cli(['--check', ...args], { env: isEnv ? { API_TOKENS: given } : {} });
+      assert.equal(code, 0);
+      const lines = stdout.split('\n').filter((line) => line.startsWith('warning: the token'));
+      assert.deepEqual(lines, warnings.map((warning) => `warning: ${warning}`));
+    }
+    const backend = await startBackend(t);
+    const gateway = await startGateway(t, backend, { tokens: { a: { secret: digest } } });
+    assert.equal(linesOf(gateway, /^listening$/)[0]!.warning, told('a', isHex));
+  });
+
+  test('the address of a network without its length is a warning, because it is a single address', async (t) => {
+    const config = {
+      clients: ['192.168.1.0', '10.0.0.0/8', 'fd00::', '192.168.1.20', '::1'],
+      trustedProxies: ['172.18.0.0'],
+      tokens: { a: { secret: SECRET }, b: { secret: OTHER, clients: ['10.1.0.0', '10.2.0.0/16'] } },
+    };
+    const { stdout } = await cli(['--check', '--config', fileWith(t, config)]);
+    const warnings = [...stdout.matchAll(/^warning: "(\S+)" is a single address; a network has a length/gm)];
+    assert.deepEqual(warnings.map(([, entry]) => entry), ['172.18.0.0', '192.168.1.0', 'fd00::', '10.1.0.0']);
+  });
+
+  test('attack: admit every IPv4 address through an IPv6 range', async (t) => {
+    const problem = 'contains every IPv4 address (0.0.0.0/0); write an IPv4 range as such, like 192.168.0.0/16';
+    checkProblems(t)`
+    {"clients":["X"]} → clients[0]: ${problem} | for: ::1/8, ::/0, ::/80, ::ffff:192.168.0.0/16, ::ffff:0:0/95, 0:0:0:0:0:ffff:a00:1/95
+    {"trustedProxies":["10.0.0.1","X"]} → trustedProxies[1]: ${problem} | for: ::1/8, ::ffff:10.0.0.0/8
+    @ {"clients":["X"]} → tokens.test.clients[0]: ${problem} | for: ::1/8, ::ffff:10.0.0.0/8
+    {"clients":["0.0.0.0/0","X"],"trustedProxies":["X"]} → | for: ::ffff:0:0/96, ::ffff:192.168.0.0/112, fd00::/8, 2000::/3, ::1, ::/96, ::1/128, ::fffc:0:0/95, fe80::/10`;
+    const backend = await startBackend(t);
+    const range = { clients: ['::ffff:127.0.0.0/104', '::1', 'fe80::/10'], tokens: { a: { secret: SECRET } } };
+    const gateway = await startGateway(t, backend, { ...range, listen: '127.0.0.1:0' });
+    assert.equal((await ask(gateway, { path: '/v1/about', headers: BEARER })).status, 200);
+  });
+
+  test('cors accepts only origins as browsers write them', (t) => {
+    const good = 'https://dash.example:8443, http://localhost, http://192.168.1.2:3000, https://[::1]:1';
+    assert.deepEqual([...loadSettings({ env: { CORS_ORIGINS: good } }).cors!], good.split(', '));
+    const NO_ORIGIN = 'is not an origin as browsers send it: https://dash.example:8443, no path, no default port';
+    checkProblems(t)`
+    {"cors":["X"]} → cors[0]: "X" ${NO_ORIGIN} | for: *, null, https://*, dash.example, //dash.example, https://d/x, https://d?x, https://Dash, HTTPS://d, https://d:443, http://d:80, http://d:080, https://u@d, ftp://d, file://, https://dé, https://1.2.3,  https://d
+    {"cors":["X"]} → cors[0]: the value ${NO_ORIGIN} | for: https://dash.example/, chrome-extension://abc`;
+  });
+
+  test("a token's recipients and defaults are valid groups, numbers, UUIDs and user names; anything else is a mistake", () => {
+    const mistakes = (settings: TokenConfig): number => problemsOf(() => createGateway(tokens(settings))).length;
+    const inner = GROUP.slice('group.'.length);
+    const bytes = (count: number): string => `group.${btoa(btoa('x'.repeat(count)))}`;
+    const bad = [
+      ...'group. group.01 group.123456789 group.4366412345678x group.name.01 group.LS11c2VybmFtZT1ldmlsLjAx'.split(' '),
+      ...[`group.${atob(inner)}`, `${GROUP}=`, GROUP.replace('=', ''), `${GROUP} `, bytes(31), bytes(33), atob(inner)],
+      ...[`group.${btoa(`${atob(inner)}\n`)}`, `group.${inner.slice(0, 9)}\n${inner.slice(9)}`],
+      `group.${btoa('+/'.repeat(21).concat('8=')).replaceAll('+', '-')}.`,
+      ...[SECRET, 'somebody', 'La.42', '4ara.42', 'Lara.4', '-x', '+49 1555'],
+    ];
+    for (const recipients of bad.map((text) => [text])) {
+      assert.deepEqual([mistakes({ recipients }), mistakes({ defaults: { recipients } })], [1, 1], String(recipients));
+    }
+    const uuid = randomUUID();
+    for (const good of [GROUP, TO, uuid, uuid.toUpperCase(), 'somebody.01', 'Lara.42', '_L4.007', 'group_1.1234']) {
+      assert.equal(mistakes({ recipients: [good], defaults: { recipients: [good] } }), 0, good);
+    }
+    const recipients = ['group.*'];
+    assert.deepEqual([mistakes({ recipients }), mistakes({ defaults: { recipients } })], [0, 1]);
+  });
+
+  const WEAK = {
+    cert:
+      '-----BEGIN CERTIFICATE-----\nMIIBgTCCASugAwIBAgIUEyQG9bsAx6uIorFhbDBUIr0dDJMwDQYJKoZIhvcNAQEL\nBQAwFDESMBAGA1UEAwwJbG9jYWxob3N0MCAXDTI2MTEyMzA0NTcyMVoYDzIxMjYx\nMDMwMDQ1NzIxWjAUMRIwEAYDVQQDDAlsb2NhbGhvc3QwXDANBgkqhkiG9w0BAQEF\nAANLADBIAkEAtA9f1ml/MzXKf+z+7HumRMsvcrvmk+FUe/OZb5g8Dm14Znrz0b0H\nHPAHF21HHKu16ykY0NLhTm/hARS0HCqGuQIDAQABo1MwUTAdBgNVHQ4EFgQUZNuS\nF4Q1GMIV9neFJaobBo7EdrAwHwYDVR0jBBgwFoAUZNuSF4Q1GMIV9neFJaobBo7E\ndrAwDwYDVR0TAQH/BAUwAwEB/zANBgkqhkiG9w0BAQsFAANBAHHIAh+6DPFNIQpe\nvQM7LVzIOBfloyxwUU80JKjXl/P9oGT84QnxkPmuoofqY3G+QJD3yLqWH0ay4uD9\nh5gyj9o=\n-----END CERTIFICATE-----',
+    key:
+      '-----BEGIN PRIVATE KEY-----\nMIIBVQIBADANBgkqhkiG9w0BAQEFAASCAT8wggE7AgEAAkEAtA9f1ml/MzXKf+z+\n7HumRMsvcrvmk+FUe/OZb5g8Dm14Znrz0b0HHPAHF21HHKu16ykY0NLhTm/hARS0\nHCqGuQIDAQABAkAwvhy2gTaC2WPo/3H++HYJF2vPxlfj3lKtf0Mg93gCe2Glsr7a\nOg4oQntyNwKMDq4sG/m7FNrLOm/UlxSjtpOVAiEA2VgJ2Tr8djiiM2czfZlXh4MA\nS74zzG/clRRy09ivvysCIQDUFcCIQZL5/ortWVn4GyRbgNFfdnewmF7uB2anEQ7/\nqwIhALXUPYkLHCMbhjdS43T0UJICOsEjQtqJyxS9osMwyPc5AiAypSce4pnYfQJr\n/2ROrRyXhUF6TG30i85PhRDsYFR2lQIhAMQbdS3/NrJFWodxkEruUlIsVNA6XZIF\nnzyo59OFY85N\n-----END PRIVATE KEY-----',
+  };
+
+  test('a certificate that is invalid, has no key, or has the key of another is a mistake in the configuration', (t) => {
+    const [first, second] = CERTS;
+    const check = (cert: string, key: string, ...problems: string[]): void => {
+      const tls = { cert: fileWith(t, cert), key: fileWith(t, key) };
+      assert.deepEqual(problemsOf(() => createGateway({ ...tokens({}), tls })), problems, `${cert} ${key}`);
+    };
+    const half = (text: string): string => text.slice(0, text.length / 2);
+    const chain = `${first.cert}\n${second.cert}`;
+    const cuts = [chain.slice(0, -40), chain.slice(0, first.cert.length + 9), chain.slice(0, -5)];
+    for (const cert of ['hello', '', '\n', first.key, half(first.cert), ...cuts]) {
+      check(cert, first.key, 'tls: its "cert" is empty, truncated or encrypted, or is not PEM');
+    }
+    for (const key of ['hello', '', chain, half(first.key)]) {
+      check(first.cert, key, 'tls: its "key" is empty, truncated or encrypted, or is not PEM');
+    }
+    for (const cert of [chain, first.cert]) {
+      check(cert, second.key, 'tls: its "key" is not the key of the first certificate in "cert"');
+    }
+    // A chain; a chain with the text that programs write around it; chain and key in one file.
+    const both = `${first.key}\n${chain}`;
+    check(chain, first.key);
+    check(`subject=CN=my-host\n${chain}\n`, first.key);
+    check(both, both);
+    // OpenSSL refuses a key of 512 bits only when certificate and key are used.
+    if (isNode) {
+      check(WEAK.cert, WEAK.key, 'tls: its "cert" and "key" cannot be used together (ERR_SSL_EE_KEY_TOO_SMALL)');
+    }
+    checkProblems(t)`
+    {"tls":{"cert":"${certificate(t).cert}"}} → tls: needs both "cert" and "key"
+    {"tls":{"cert":"DIR/none","key":"${certificate(t).key}"}} → tls.cert: DIR/none ${MISSING}`;
+  });
+});

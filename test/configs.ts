@@ -1,0 +1,45 @@
+/** Configurations that several tests use. */
+
+import type { GatewayConfig, TokenConfig } from '../gateway.ts';
+import { FORMS } from './gateway.ts';
+import { FROM, LAST, OTHER, SECRET, TO } from './samples.ts';
+
+export const FORM_WORDS = Object.keys(FORMS) as (keyof typeof FORMS)[];
+
+export const ALL_FORMS: GatewayConfig = { auth: { methods: FORM_WORDS } };
+
+export const ALL_GROUPS = { allow: ['messaging', 'setup'] };
+
+export const AT_INFO: GatewayConfig = { log: { format: 'json', level: 'info' } };
+
+/** A token with these settings, and a second token. */
+export function tokens(settings: TokenConfig, other?: TokenConfig): GatewayConfig {
+  return { tokens: { test: { secret: SECRET, ...settings }, ...(other && { other: { secret: OTHER, ...other } }) } };
+}
+
+/** Tokens by name, each with its own secret. */
+export function several(names: string): Pick<GatewayConfig, 'tokens'> {
+  return { tokens: Object.fromEntries([...names].map((name, i) => [name, { secret: [SECRET, OTHER, LAST][i]! }])) };
+}
+
+export const NO_TOKENS = { tokens: undefined } as unknown as GatewayConfig;
+
+export const CONFINED: GatewayConfig = {
+  allow: ['messaging', 'info'],
+  tokens: { confined: { secret: SECRET, senders: [FROM], recipients: [TO, 'group.*'] } },
+};
+
+/** This many slots, at a backend that requests do not wait for while it is down. */
+export function slots({ url }: { url: string }, parallel: number, timeout = '1h'): GatewayConfig {
+  return { backend: { url, wait: '0', parallel, timeout } };
+}
+
+/** On Bun a refused request with an unread body never ends: its connection closes after this time. */
+export const SOON_CLOSED = 'Bun' in globalThis ? { stallTimeoutMs: 1000 } : {};
+
+/** What a token may have in the file in addition to its secret. */
+export const TOKEN_SETTINGS = 'methods allow senders recipients rate clients expires secretFile message defaults'.split(
+  ' ',
+);
+
+export const MISSING = 'does not exist';

@@ -1,0 +1,208 @@
+import strict from 'node:assert/strict';
+import { suite } from 'node:test';
+import { pathToFileURL } from 'node:url';
+import { statusOf } from './answers.ts';
+import { assert, difference, logLines, requests } from './assertions.ts';
+import { startBackend } from './backend.ts';
+import { addressOf, ask, open, rawRequest } from './client.ts';
+import { ALL_FORMS, FORM_WORDS, NO_TOKENS, tokens } from './configs.ts';
+import { changedSource, mistakesIn } from './files.ts';
+import { RateLimiter } from './gateway.ts';
+import { SIDE_BY_SIDE, test } from './guard.ts';
+import { checkRows, literal, rowWith, table } from './rows.ts';
+import { isNode } from './runtime.ts';
+import { AUTHED, BEARER, FROM, HELLO, OTHER, SECRET, SECRETS } from './samples.ts';
+import { SPELLINGS } from './spellings.ts';
+import { startBoth } from './start.ts';
+
+/** A row with its credential twice: a header, or the piece of the target or of the body that holds the token. */
+function withTwo(row: string): string {
+  const fields = row.split(' | ').map((field) => {
+    if (/^(?!content-type)[\w-]+: /.test(field)) return `${field} | ${field}`;
+    if (field.startsWith('{')) return field.replace(new RegExp(`"[^"]*":"${SECRET}"`), '$&,$&');
+    return field.replace(new RegExp(`[^/?&]*${SECRET}`), field.includes('?') ? '$&&$&' : '$&/$&');
+  });
+  return fields.join(' | ');
+}
+
+suite('credentials', SIDE_BY_SIDE, () => {
+  for (const { name, form, ask: make } of SPELLINGS) {
+    const [wrong, right] = [OTHER, SECRET].map((token) => rowWith({ body: HELLO, ...make(token) }));
+    const others = FORM_WORDS.filter((other) => other !== form);
+    const reason = form === 'body' ? 'no_credential' : 'form_not_accepted';
+    const query = name.startsWith('query as') ? '?x=1&y=2' : '';
+    const two = withTwo(right!);
+    strict.notEqual(two, right, `the form ${name} has no row with two credentials`);
+    const ambiguous = form === 'body' ? 'bad_field' : 'bad_credential';
+    table(
+      `form ${name}: a valid token sends and is removed; a wrong one, or a form not accepted for it, is 401; two are 400`,
+      {
+        ...ALL_FORMS,
+      },
+    )`
+      ${two} → 400 ${ambiguous}
+      ${wrong} → 401 unauthorized | reason=unknown_token
+      @ ${JSON.stringify({ methods: others })} | ${right} → 401 unauthorized | reason=${reason}
+      ${right} → 201 | "[{"timestamp":"1700000000000"}]" | form=${form} | token=test | POST /v2/send${query} | '${HELLO}' | > Authorization: | > Content-Length: ${HELLO.length}`;
+  }
+
+  // A sixth form, added as documented, sent its secret to the backend, and every test passed.
+  test('each form of the table is tested here; a form added to it is removed from requests, and does not compile unless it is searched for', async (t) => {
+    assert.deepEqual(difference('FORMS', FORM_WORDS, 'SPELLINGS', SPELLINGS.map(({ form }) => form)), []);
+    const added = "  key: 'header x-api-key',\n  token: 'parameter token',\n";
+    const file = changedSource(t, ["  body: 'member auth',\n", (row) => row + added]);
+    const changed = await import(pathToFileURL(file).href) as typeof import('./gateway.ts');
+    const backend = await startBackend(t);
+    const config = { ...ALL_FORMS, backend: { url: backend.url }, listen: '127.0.0.1:0', ...tokens({}) };
+    const gateway = changed.createGateway(config, { log: () => {} });
+    t.after(() => gateway.close());
+    const headers = { ...BEARER, 'x-api-key': OTHER };
+    const to = addressOf(await gateway.listen());
+    assert.equal((await ask(to, { headers, path: `/v1/about?a=b&token=${OTHER}` })).status, 200);
+    const { url, rawHeaders } = backend.seen[0]!;
+    assert.equal(url, '/v1/about?a=b');
+    assert.doesNotMatch(rawHeaders.join(), SECRETS);
+    if (isNode) assert.deepEqual(await mistakesIn(file), ['findCredential']);
+  });
+
+  table('query and path are off unless named; a token may name its own forms', tokens({}, { methods: ['path'] }))`
+    * POST /v2/send | ${HELLO} → 401 unauthorized
+    POST /v2/send?@auth=${SECRET} ;; POST /@auth=${SECRET}/v2/send ;; POST /@auth=${OTHER}/v2/send → 201
+    bearer ${OTHER} ;; bearer → 201`;
+
+  table('the first credential counts, in the order header, path, query, body: a wrong one is 401', ALL_FORMS)`
+    * POST /v2/send → 401 unauthorized | ${HELLO}
+    bearer ${OTHER} | POST /@auth=${SECRET}/v2/send | ${HELLO}
+    bearer | POST /@auth=${OTHER}/v2/send?@auth=${OTHER} | ${AUTHED(OTHER)} → 201
+    POST /@auth=${OTHER}/v2/send?@auth=${SECRET} | ${HELLO}
+    POST /@auth=${SECRET}/v2/send?@auth=${OTHER} | ${HELLO} → 201 ;; POST /v2/send?@auth=${OTHER} | ${AUTHED(SECRET)}
+    POST /v2/send?@auth=${SECRET} | ${AUTHED(OTHER)} → 201
+    # An empty header counts as absent.
+    Authorization: | ${AUTHED(SECRET)} → 201
+    basic root:${SECRET} | ${AUTHED(SECRET)} ;; Authorization: Digest ${SECRET} | ${AUTHED(SECRET)}
+    Authorization: Bearer | ${AUTHED(SECRET)} ;; Authorization: Basic !!! | ${AUTHED(SECRET)}
+    POST /@auth=/v2/send | ${AUTHED(SECRET)}`;
+
+  test('a secret may hold colons and UTF-8, and end in a byte that looks like a space, in every form', async (t) => {
+    // The last byte of à and Р is A0, that of … A6, and that of Ѕ 85: a space or a line break in Latin-1.
+    const secrets = 'pass:wörd:with:colons sésame-ouvre-toi-à пароль-для-всех-Р three-dots-and-more… ЅЅЅЅЅЅЅЅЅЅЅЅЅЅЅЅ';
+    for (const secret of secrets.split(' ')) {
+      const both = await startBoth(t, { ...ALL_FORMS, tokens: { test: { secret } } });
+      const encoded = encodeURIComponent(secret);
+      await checkRows(both, [
+        `* ${HELLO} → 201`,
+        `basic api:${secret} ;; bearer ${secret} ;; {"auth":"${secret}",${HELLO.slice(1)}`,
+        `POST /v2/send?@auth=${encoded} ;; POST /@auth=${encoded}/v2/send`,
+      ]);
+      const bearer = Buffer.from(`Authorization: \t Bearer \t ${secret}\t `).toString('latin1');
+      assert.equal(statusOf(await rawRequest(both.gateway, '/v1/about', { headers: [bearer] })), 200);
+    }
+  });
+
+  table('two credentials in one place are 400, and an empty header is not a credential', ALL_FORMS)`
+    * → 400 bad_credential
+    GET /v1/about?@auth=${SECRET}&%40auth=${SECRET} ;; GET /@auth=${SECRET}/@auth=${SECRET}/v1/about
+    GET /v1/@auth=${SECRET}/about → 400 bad_target ;; {"auth":"${SECRET}","auth":"${SECRET}"} → 400 bad_field
+    bearer | bearer ;; Authorization: | bearer → 200`;
+
+  const THE_401 =
+    literal`→ 401 unauthorized | WWW-Authenticate: Basic realm="signal", Bearer | "{"error":"A valid API token is required in an accepted form, such as \"Authorization: Bearer TOKEN\".","`;
+
+  const EXPIRED = tokens({ methods: ['bearer'] }, { methods: ['bearer'], expires: '2020-01-01' });
+
+  table('every 401 is the same, whatever was wrong, and has both challenges', EXPIRED)`
+    * ${THE_401}
+    bearer wrong → reason=unknown_token ;; bearer ${OTHER} → reason=expired_token
+    basic api:${OTHER} → reason=expired_token ;; basic → reason=form_not_accepted
+    GET /@auth=${SECRET}/v1/about → reason=form_not_accepted ;; basic root:${SECRET} → reason=wrong_user
+    basic ${SECRET} → reason=wrong_user ;; Authorization: ${SECRET} → reason=unknown_scheme
+    basic API:${SECRET} → reason=wrong_user ;; basic Api:${SECRET} → reason=wrong_user
+    Authorization: Token ${SECRET} → reason=unknown_scheme
+    * ${THE_401} | reason=no_credential
+    GET /v1/about ;; GET /v1/accounts ;; GET /no/such/thing ;; PATCH /v1/about ;; OPTIONS /v1/about ;; ${HELLO}
+    ${AUTHED(SECRET)}`;
+
+  test('without tokens, requests need no credential, and every other rule still applies', async (t) => {
+    const both = await startBoth(t, NO_TOKENS);
+    const warning = 'no tokens are configured: all requests are accepted without authentication';
+    assert.equal(logLines(both.gateway.log)[0]!.warning, warning);
+    await checkRows(
+      both,
+      `${AUTHED(SECRET)} → 201 | ${HELLO} ;; bearer | POST /v1/register/${FROM} → 403 setup_blocked`,
+    );
+  });
+
+  test('an unauthenticated client opens no connection to the backend, and only the head of its body is read', async (t) => {
+    const both = await startBoth(t, {}, { stallTimeoutMs: 2000 });
+    const head = `POST /v2/send HTTP/1.1\r\nHost: x\r\nContent-Length: 100000000\r\n\r\n{"message":"`;
+    const { socket, text } = open(t, both.gateway, head);
+    const filler = Buffer.alloc(64 * 1024, 'x');
+    while (!socket.destroyed) await new Promise((resolve) => socket.write(filler, resolve));
+    assert.equal(statusOf(text()), 401, text());
+    assert.equal(requests(both.gateway)[0].bytesIn, 64 * 1024, 'the bytes that were read');
+    assert.ok(socket.bytesWritten < 20_000_000, `${socket.bytesWritten} bytes were taken`);
+    assert.equal(both.backend.connections, 0, 'the backend saw a connection');
+  });
+
+  /** A send whose `auth` ends at this byte. */
+  const lateAuth = (end: number, tail = `","auth":"${SECRET}"`): string =>
+    `${`${HELLO.slice(0, -1)},"x":"`.padEnd(end - tail.length, 'x')}${tail}}`;
+
+  table('auth is found within the first 64 KiB, but not one byte later', {}, { stallTimeoutMs: 2000 })`
+    * → 201
+    ${lateAuth(64 * 1024)} ;; ${lateAuth(64 * 1024 + 1)} → 401 unauthorized
+    ${lateAuth(64 * 1024).slice(0, -1)},"base64_attachments":["${'A'.repeat(300_000)}"]}`;
+
+  table("attack: use another token's form", tokens({ methods: ['body'] }, { methods: ['bearer', 'query'] }))`
+    * ${HELLO} → 401 unauthorized
+    bearer ;; basic ;; POST /v2/send?@auth=${SECRET} ;; ${AUTHED(OTHER)}`;
+
+  table(
+    "attack: use another client's token in the body next to one that may not send",
+    tokens({ allow: ['info'] }, {}),
+  )`
+    * ${HELLO} | bearer → 403 endpoint_not_allowed
+    ${AUTHED(OTHER)} ;; ${HELLO.slice(0, -1)},"auth":"${OTHER}"}
+    POST /v2/send?@auth=${OTHER} ;; POST /@auth=${OTHER}/v2/send`;
+
+  test('attack: wrong credentials from any number of addresses do not fill the memory; the limiter forgets the key used longest ago', () => {
+    const limiter = new RateLimiter();
+    const isKnown = (i: number): boolean => limiter.take(`address ${i}`, { count: 1, perMs: 60_000 }, 0) > 0;
+    for (let i = 0; i < 50_000; i++) isKnown(i);
+    for (let i = 40_000; i < 50_000; i++) assert.equal(isKnown(i), true, String(i));
+    // The most recently used one stays.
+    assert.deepEqual([40_000, 50_000, 40_000, 39_999, 0].map(isKnown), [true, false, true, false, false]);
+  });
+
+  table(
+    'per token: rate, clients and allow replace the top-level ones entirely, whatever headers claim about the client',
+    {
+      ...{ rate: '1/1h', clients: ['192.0.2.1'], allow: ['info'] },
+      ...tokens({ rate: '2/1h', clients: ['::ffff:127.0.0.1'], allow: ['send'] }, {}),
+    },
+  )`
+    * POST /v2/send | ${HELLO} | bearer → 201
+    bearer ;; GET /v1/about → 403 endpoint_not_allowed ;; bearer ;; bearer → 429 rate_limited
+    * ${HELLO} | bearer ${OTHER} → 403 client_not_allowed
+    POST /v2/send ;; X-Forwarded-For: 192.0.2.1 | X-Real-IP: 192.0.2.1 | Forwarded: for=192.0.2.1`;
+
+  test('a token is valid through the day on which it expires, and not a moment longer', async (t) => {
+    let nowMs = Date.parse('2027-06-30T23:59:59.998Z');
+    const day = { secret: SECRET, expires: '2027-06-30' };
+    const time = { secret: OTHER, expires: '2027-07-01T01:00:00+01:00' };
+    const both = await startBoth(t, { tokens: { day, time } }, { now: () => nowMs });
+    await checkRows(both, ['* → 200', ['bearer', `bearer ${OTHER}`]]);
+    nowMs += 2;
+    await checkRows(both, ['* → 401 unauthorized', ['bearer', `bearer ${OTHER}`]]);
+  });
+
+  // Node 20 obeyed header fields after the thousandth without showing them.
+  table('a thousand header fields hide nothing from the gateway', {})`
+    * → 431
+    {} | ${'a: | '.repeat(1100)} Transfer-Encoding: chunked ;; bearer | ${'a: | '.repeat(1100)} bearer x`;
+
+  // A regular expression took time quadratic in the white space of an Authorization header.
+  table('a long Authorization header is parsed in one pass', {})(
+    Array<string>(30).fill(`Authorization: Bearer a${' '.repeat(15_000)}a → 401 unauthorized`),
+  );
+});

@@ -1,0 +1,99 @@
+/** The repository's own files, and files and folders that last as long as a test. */
+
+import { execFile } from 'node:child_process';
+import { mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { dirname, join } from 'node:path';
+import { fileURLToPath } from 'node:url';
+import { promisify } from 'node:util';
+import { assert, groupsOf } from './assertions.ts';
+import type { TestContext } from './guard.ts';
+
+export const HERE = fileURLToPath(new URL('..', import.meta.url));
+
+export const read = (name: string): string => readFileSync(join(HERE, name), 'utf8');
+
+/** A file of test/fixtures. */
+export const fixture = (name: string): string => read(`test/fixtures/${name}`);
+
+export const SOURCE = read('gateway.ts');
+
+export const PACKAGE = JSON.parse(read('package.json'));
+
+/** A page in which the long words of tables are whole again: `<code>a<wbr>b</code>` breaks, and so fits a phone. */
+const readPage = (name: string): string =>
+  read(name).replaceAll('<wbr>', '').replace(
+    /<code>(.*?)<\/code>/g,
+    (_, code) => `\`${code.replaceAll('&amp;', '&')}\``,
+  );
+
+/** The pages, by path. Their content is tested: each configuration, command, variable, table, link and anchor. */
+export const PAGES = Object.fromEntries(
+  [...readdirSync(HERE), ...readdirSync(join(HERE, 'docs')).map((name) => `docs/${name}`)]
+    .filter((name) => name.endsWith('.md')).map((name) => [name, readPage(name)]),
+);
+
+export const README = PAGES['README.md']!;
+
+export const MANUAL = PAGES['docs/settings.md']!;
+
+export const COOKBOOK = PAGES['docs/recipes.md']!;
+
+export const ALL_PAGES = Object.values(PAGES).join('\n');
+
+/** The fenced blocks of a language in a page. */
+export function blocks(language: string, page = ALL_PAGES): string[] {
+  const fence = new RegExp('^```(?:' + language + ')\\n([^]*?)^```$', 'gm');
+  return Array.from(page.matchAll(fence), (match) => match[1]!);
+}
+
+/** Paths and variables of all settings, as listed in docs/settings.md. */
+export const SETTING_ROWS = Array.from(
+  MANUAL.matchAll(/^\| `([a-z][\w.]*)`<br>`([A-Z_]+)` \|/gm),
+  ([, path, env]) => [path!, env!] as const,
+);
+
+export function folder(t: TestContext): string {
+  const path = mkdtempSync(join(tmpdir(), 'gateway-'));
+  t.after(() => rmSync(path, { recursive: true }));
+  return path;
+}
+
+/** A file in a new folder, with a text, or a configuration as JSON. */
+export function fileWith(t: TestContext, content: unknown, name = 'gateway.json'): string {
+  const file = join(folder(t), name);
+  writeFileSync(file, typeof content === 'string' ? content : JSON.stringify(content), { mode: 0o600 });
+  return file;
+}
+
+/** A text that occurs once in gateway.ts, and its replacement. */
+export type Change = [text: string, become: (text: string) => string];
+
+/** A copy of gateway.ts with changes that a contributor might make. */
+export function changedSource(t: TestContext, ...changes: Change[]): string {
+  const changed = changes.reduce((source, [text, become]) => {
+    assert.equal(source.split(text).length, 2, `gateway.ts has it once: ${text}`);
+    return source.replace(text, become);
+  }, SOURCE);
+  return fileWith(t, changed, 'gateway.mts');
+}
+
+/** The functions in which the compiler finds a mistake in a copy of gateway.ts. Only on Node. */
+export async function mistakesIn(file: string): Promise<string[]> {
+  const { compilerOptions } = JSON.parse(read('tsconfig.json'));
+  compilerOptions.typeRoots = [join(HERE, 'node_modules/@types')];
+  const project = join(dirname(file), 'tsconfig.json');
+  writeFileSync(project, JSON.stringify({ compilerOptions, files: [file] }));
+  const tsc = promisify(execFile)(join(HERE, 'node_modules/.bin/tsc'), ['-p', project, '--pretty', 'false']);
+  const { stdout } = await tsc.catch((error) => error);
+  const lines = readFileSync(file, 'utf8').split('\n');
+  const owners = groupsOf(stdout, /gateway\.mts\((\d+),\d+\): error/g).map((at) => {
+    const before = lines.slice(0, Number(at)).join('\n');
+    return groupsOf(before, /^(?:async )?(?:function|class|const|type|interface) (\w+)/gm).at(-1)!;
+  });
+  return [...new Set(owners)];
+}
+
+/** The text of all test files. */
+export const TESTS = readdirSync(join(HERE, 'test'), { recursive: true }).map((name) => join('test', String(name)))
+  .filter((name) => name.endsWith('.test.ts')).map(read).join('\n');

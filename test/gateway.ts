@@ -1,0 +1,22 @@
+/** What the tests use of the gateway: of gateway.ts, or of another file that TEST_GATEWAY_FILE names. */
+
+import './clock.ts';
+
+/** The file under test. TEST_GATEWAY_FILE names another one than the source, such as dist/gateway.js. */
+export const FILE = new URL(process.env.TEST_GATEWAY_FILE ?? 'gateway.ts', new URL('..', import.meta.url));
+
+export const {
+  BodyScan,
+  ConfigError,
+  createGateway,
+  FORMS,
+  loadSettings,
+  Metrics,
+  parseTarget,
+  RateLimiter,
+  ROUTES: KNOWN_ROUTES,
+  run,
+  Template,
+} = await import(
+  FILE.href
+) as typeof import('../gateway.ts');

@@ -1,0 +1,239 @@
+import { createHash } from 'node:crypto';
+import { once } from 'node:events';
+import http from 'node:http';
+import { suite } from 'node:test';
+import { fileURLToPath } from 'node:url';
+import { statusOf } from './answers.ts';
+import { assert, difference, groupsOf, linesOf, logLines, requests, until } from './assertions.ts';
+import { barred, sparePort, startBackend } from './backend.ts';
+import { ask, raw, rawRequest, scrape } from './client.ts';
+import { ALL_FORMS, AT_INFO, NO_TOKENS, tokens } from './configs.ts';
+import { MANUAL, SOURCE } from './files.ts';
+import { FILE } from './gateway.ts';
+import { SIDE_BY_SIDE, test } from './guard.ts';
+import { LOADER } from './runtime.ts';
+import { BEARER, DASHBOARD, FROM, MESSAGE, OTHER, RECEIVE, SECRET, STRANGER } from './samples.ts';
+import { copiesOf, SPELLINGS } from './spellings.ts';
+import { start, startBoth, startGateway, startProcess } from './start.ts';
+
+suite('log', SIDE_BY_SIDE, () => {
+  test('canary: a secret, in any form, valid or not, accepted or refused, appears in nothing that is emitted', async (t) => {
+    const canary = 'CANARY0secret0that0must0not0show';
+    const own = { ...ALL_FORMS, tokens: { test: { secret: canary } } };
+    const { backend, gateway } = await startBoth(t, own);
+    const other = { other: { secret: OTHER, recipients: [STRANGER] } };
+    const strict = await startGateway(t, backend, { auth: { methods: ['bearer'] }, tokens: other });
+    const dead = await startGateway(t, { url: 'http://127.0.0.1:9' }, own);
+    const emitted: string[] = [];
+    for (const to of [gateway, strict, dead]) {
+      const broken = to === gateway ? ['/../x', '%zz', '"', '\\'] : []; // read alike by all three
+      for (const { ask: make } of SPELLINGS) {
+        for (const token of ['', 'x', ...broken].map((end) => canary + end)) {
+          const request = { body: MESSAGE as object | string, path: '/v2/send', headers: {}, ...make(token) };
+          const { body, path, headers } = request;
+          const json = typeof body === 'string' ? body : JSON.stringify(body);
+          const echoed = ['x-forwarded-for', 'x-request-id', 'proxy-authorization', 'forwarded'];
+          const copies = [Object.fromEntries(echoed.map((name) => [name, token])), ...copiesOf(token)];
+          const variants = [
+            request,
+            { ...request, method: 'PUT' },
+            { ...request, method: 'POST', path: path.replace('/v2/send', `/v1/register/${FROM}`) },
+            { ...request, path: path.replace('/v2/send', `/v2/send/@auth=${token}`) },
+            { ...request, body: json.slice(0, -1) },
+            ...copies.map((copy) => ({ ...request, headers: { ...copy, ...headers } })),
+            { ...request, headers: { authorization: `Bearer ${OTHER}` } },
+          ];
+          // node's client refuses to send the others; raw requests follow
+          const sent = variants.filter((variant) => !/["\\]/.test(variant.path)).map((variant) => ask(to, variant));
+          for (const { text, rawHeaders } of await Promise.all(sent)) emitted.push(text, rawHeaders.join('\n'));
+        }
+      }
+      const targets = `/@auth=${canary}"/v2/send /@auth=${canary}\\/v2/send http://x/@auth=${canary}/v1/about
+      /v1/about?@auth=${canary}" /v1/about#@auth=${canary}`.split(/\s+/);
+      const heads = targets.map((target) => `GET ${target} HTTP/1.1 | Host: gateway | Connection: close`);
+      heads.push(`${canary} rubbish`, `GET /@auth=${canary}/ HTTP/1.1 | ${canary}`);
+      for (const head of heads) emitted.push(await raw(to, `${barred(head).join('\r\n')}\r\n\r\n`));
+      emitted.push(...to.log);
+    }
+    for (const seen of backend.seen) emitted.push(JSON.stringify([seen.url, seen.rawHeaders]), seen.body.toString());
+    assert.ok(backend.seen.length > 20, 'some of them must have been accepted');
+    const digest = createHash('sha256').update(canary).digest('hex');
+    // The part of its base64 that is the same after any number of bytes: without the characters that neighbouring bytes
+    // affect.
+    const base64 = ['', ' ', '  '].map((before) =>
+      Buffer.from(before + canary).toString('base64').slice(before ? 4 : 0, -4)
+    );
+    const encoded = Array.from(Buffer.from(canary), (byte) => `%${byte.toString(16)}`).join('');
+    for (const text of emitted) {
+      const found = [canary, digest, encoded, ...base64].filter((form) => text.includes(form));
+      assert.deepEqual(found, [], `found in: ${text.slice(0, 500)}`);
+    }
+  });
+
+  test("one log line per request, with the route's template and without numbers, tokens or forged lines", async (t) => {
+    let nowMs = Date.now(); // `ms` was negative if the clock was set back during a request
+    const { gateway } = await startBoth(t, { ...AT_INFO, allow: ['receive', 'send'] }, { now: () => nowMs -= 1000 });
+    await ask(gateway, { path: `${RECEIVE}?timeout=1`, headers: BEARER });
+    await ask(gateway, { path: `/v1/devices/${FROM}/%22%20status=200%20x`, headers: BEARER });
+    const forged = { ...BEARER, 'x-forwarded-for': '1.2.3.4\u2028' };
+    await ask(gateway, { body: MESSAGE, headers: forged }).catch(() => {});
+    const [{ time, requestId, ms, bytesOut, ...first }, second] = requests(gateway);
+    assert.match(time, /^\d{4}-\d\d-\d\dT/);
+    assert.match(requestId, /^[0-9a-f-]{36}$/);
+    assert.ok(ms >= 0 && bytesOut > 0, `${ms} ms, ${bytesOut} bytes`);
+    const common = {
+      message: 'request',
+      client: '127.0.0.1',
+      method: 'GET',
+      token: 'test',
+      form: 'bearer',
+      bytesIn: 0,
+    };
+    assert.deepEqual(first, { ...common, level: 'info', route: '/v1/receive/:number', status: 200 });
+    const { level, status, code, route } = second!;
+    assert.deepEqual([level, status, code, route], ['warn', 403, 'setup_blocked', '/v1/devices/*/*']);
+    assert.doesNotMatch(gateway.log.join(''), /15550100/); // no shorter: a port was 41555
+  });
+
+  test('a log line in text form is one line, whatever it contains; the first one lists what the tokens may do', async (t) => {
+    const config = tokens({ allow: ['info', 'receive'] }, { allow: ['setup', 'receive', 'send'] });
+    config.tokens!.old = { secret: `${SECRET}2`, allow: ['info'], expires: '2020-01-01' };
+    const { backend, gateway } = await startBoth(t, { log: { format: 'text' }, allow: ['messaging'], ...config });
+    await ask(gateway, { headers: BEARER });
+    await ask(gateway, { body: '{"a":', headers: { authorization: `Bearer ${OTHER}` } });
+    const lines = [
+      /^\S+Z warn {2}listening listen=http:\/\/127\.0\.0\.1:\d+ backend=http:\/\/127\.[\d.]+:\d+ tokens=3 names=test,other,old allow=info,receive,setup,send warning="the token \\"old\\" has expired"$/,
+      /^\S+Z info {2}status=200 method=GET route=\/v1\/about token=test client=127\.0\.0\.1 form=bearer ms=\d+ bytesOut=\d+ requestId=[\w-]{36}$/,
+      /^\S+Z warn {2}status=400 code=bad_json method=POST route=\/v2\/send token=other client=127\.0\.0\.1 form=bearer ms=\d+ bytesIn=5 bytesOut=\d+ requestId=[\w-]{36}$/,
+    ];
+    for (const [i, line] of lines.entries()) assert.match(gateway.log[i]!, line);
+    const { log } = await startGateway(t, backend, { ...NO_TOKENS, log: { format: 'text' } });
+    assert.match(log[0]!, / warning="no tokens are configured: all requests are accepted without authentication"$/);
+  });
+
+  test('a log line names twenty tokens, and has the number of the others', async (t) => {
+    for (const [count, end] of [[20, ''], [21, ',and 1 more']] as const) {
+      const names = Array.from({ length: count }, (_, i) => `t${i}`);
+      const all = Object.fromEntries(names.map((name) => [name, { secret: `the-secret-of-${name}` }]));
+      const gateway = await startGateway(t, { url: 'http://127.0.0.1:1' }, { tokens: all });
+      assert.equal(logLines(gateway.log)[0]!.names, `${names.slice(0, 20)}${end}`);
+    }
+  });
+
+  /** The fields of a request's log line: those that the gateway makes, and those whose text a client has written. */
+  const LINE_FIELDS = {
+    own: 'requestId client method route token form status code reason hint closing bytesIn bytesOut ms'.split(' '),
+    written: ['origin'],
+  };
+
+  // With the User-Agent as a field, added without a limit, one address could write 15 KiB a line, and every test
+  // passed.
+  test("the fields of a request's log line are a known list; whatever a refused client sends, its lines are at most 1 KiB", async (t) => {
+    const { own, written } = LINE_FIELDS;
+    const fields = groupsOf(/'request', \{([^]*?)\n {2}\}\);/.exec(SOURCE)![1]!, /^ {4}(\w+)[:,]/gm);
+    const hint = 'see "A field of the log" in CONTRIBUTING.md';
+    assert.deepEqual(difference('logExchange', fields, 'LINE_FIELDS', [...own, ...written]), [], hint);
+    const [, manual] = MANUAL.split('## The log\n');
+    assert.deepEqual(
+      fields.filter((name) => !new RegExp(`\\b${name}\\b`).test(manual!)),
+      [],
+      'not in docs/settings.md',
+    );
+    const [, last] = /^const LAST_FIELDS = '([^']*)'/m.exec(SOURCE)!;
+    assert.deepEqual(last!.split(' ').slice(-written.length), written, 'a text from a client is the last field');
+
+    const log = { level: 'debug', format: 'json' } as const;
+    const { gateway } = await startBoth(t, { log, cors: [DASHBOARD], trustedProxies: ['127.0.0.1'] });
+    const long = 'x'.repeat(15 * 1024);
+    const framing = ['content-length', 'transfer-encoding', 'connection'];
+    const words = groupsOf(SOURCE, /'([a-z]+(?:-[a-z0-9]+)+)'/g);
+    const others = 'host origin referer cookie from via range expect upgrade user-agent x-request-id'.split(' ');
+    const names = [...new Set([...words, ...others])].filter((name) => !framing.includes(name));
+    const values = [long, `https://${long}`];
+    const bearer = `Authorization: Bearer ${SECRET}`;
+    const answers: string[] = [];
+    for (const name of names) {
+      const both = values.map((value) => `${name}: ${value}`).flatMap((header) => [
+        rawRequest(gateway, '/v1/about', { headers: [header] }),
+        rawRequest(gateway, '/v1/accounts', { headers: [bearer, header] }),
+      ]);
+      answers.push(...await Promise.all(both));
+    }
+    const path = '/rate-limit-challenge'.repeat(700);
+    for (const target of [`/${long}`, path, `/v1/about?${long}`, `/@auth=${long}/v1/about`]) {
+      answers.push(await rawRequest(gateway, target));
+      answers.push(await rawRequest(gateway, target, { headers: [bearer], method: 'DELETE' }));
+    }
+    answers.push(await rawRequest(gateway, '/v2/send', { body: `{"${long}":"${long}"}`, method: 'POST' }));
+    answers.push(await raw(gateway, `${long} / HTTP/1.1\r\n\r\n`));
+    const refused = answers.filter((text) => statusOf(text) >= 400).length;
+    assert.ok(refused > 100, `${refused} of ${answers.length} requests were refused`);
+    const tooLong = gateway.log.filter((line) => Buffer.byteLength(line) > 1024);
+    const lengthOf = (field: unknown): number => JSON.stringify(field).length;
+    const culprits = logLines(tooLong).flatMap((line) =>
+      Object.keys(line).filter((name) => lengthOf(line[name]) > 500)
+    );
+    assert.deepEqual([...new Set(culprits)], [], 'the fields that a client can make long');
+    assert.deepEqual(tooLong, []);
+  });
+
+  test('log.level is the least severe level that is logged', async (t) => {
+    const { gateway } = await startBoth(t, { log: { format: 'json', level: 'warn' } });
+    await ask(gateway, { headers: BEARER });
+    await ask(gateway, {});
+    assert.deepEqual(requests(gateway).map((line) => line.status), [401]);
+  });
+
+  test('a gateway whose standard output is closed continues, and exits with 0', async (t) => {
+    const gateway = await startProcess(t, { backend: await startBackend(t) });
+    gateway.child.stdout!.destroy();
+    for (let i = 1; i <= 20; i++) assert.equal((await ask(gateway, { body: MESSAGE, headers: BEARER })).status, 201);
+    await gateway.close();
+    assert.doesNotMatch(gateway.output(), /EPIPE/);
+  });
+
+  // Each line increased memory, and SIGTERM no longer stopped the process; on Deno it hung after 260 requests.
+  test('an unread log is discarded beyond 1 MiB and counted, and blocks neither the gateway nor its shutdown', async (t) => {
+    const env = { LOG_LEVEL: 'debug', ALLOW: 'metrics' };
+    const gateway = await startProcess(t, { backend: await startBackend(t), env });
+    gateway.child.stdout!.pause();
+    const agent = new http.Agent({ keepAlive: true });
+    t.after(() => agent.destroy());
+    const total = 3600;
+    const path = '/rate-limit-challenge'.repeat(8); // as long as a log line can have it
+    const askMany = (count: number) =>
+      Promise.all(Array.from({ length: 8 }, async () => {
+        for (let i = 0; i < count / 8; i++) assert.equal((await ask(gateway, { path, agent })).status, 401);
+      }));
+    await askMany(total);
+    gateway.child.stdout!.resume();
+    await until(() => /log lines were dropped.*\n$/.test(gateway.output()));
+    gateway.child.stdout!.pause();
+    const logged = requests(gateway).length;
+    assert.ok(logged > 1000, `${logged} lines were kept`);
+    assert.equal(linesOf(gateway, /dropped/).length, 1);
+    assert.equal(logLines(gateway.log).at(-1)!.lines, total - logged);
+    const { log_lines_dropped_total: dropped } = await scrape(gateway, { path: '/metrics', headers: BEARER });
+    assert.equal(dropped, total - logged);
+    await askMany(800); // several times the capacity of the pipe
+    await gateway.close();
+  });
+
+  test('standard output and standard error on a full disk block neither the gateway nor its shutdown', {
+    skip: process.platform !== 'linux' && 'only Linux has /dev/full',
+  }, async (t) => {
+    // No log has the port of the gateway, so the test sets it, and repeats a request there until a response arrives.
+    const to = { port: await sparePort() };
+    const command = [process.execPath, ...'Deno' in globalThis ? ['run', '-A'] : [], ...LOADER, fileURLToPath(FILE)];
+    const { url } = await startBackend(t);
+    const env = { HOME: process.env.HOME, LISTEN: `127.0.0.1:${to.port}`, API_TOKENS: SECRET, BACKEND_URL: url };
+    const child = start([], env, ['sh', '-c', 'exec "$0" "$@" >/dev/full 2>&1', ...command]);
+    t.after(() => child.kill('SIGKILL'));
+    while (!await ask(to, { path: '/healthz' }).catch(() => undefined)) assert.equal(child.exitCode, null);
+    for (const signal of ['SIGHUP', 'SIGTERM'] as const) {
+      for (let i = 0; i < 3; i++) assert.equal((await ask(to, { body: MESSAGE, headers: BEARER })).status, 201);
+      process.kill(child.pid!, signal);
+    }
+    assert.deepEqual(await once(child, 'exit'), [0, null]);
+  });
+});

@@ -1,0 +1,279 @@
+import { existsSync } from 'node:fs';
+import { dirname, join } from 'node:path';
+import { suite } from 'node:test';
+import { assert, difference, groupsOf } from './assertions.ts';
+import { startBackend } from './backend.ts';
+import { ask, statusesOf } from './client.ts';
+import { TOKEN_SETTINGS } from './configs.ts';
+import { ALL_PAGES, blocks, HERE, MANUAL, PACKAGE, PAGES, read, README, SETTING_ROWS, SOURCE, TESTS } from './files.ts';
+import { KNOWN_ROUTES } from './gateway.ts';
+import { SIDE_BY_SIDE, test } from './guard.ts';
+import { BEARER, MESSAGE, MIB } from './samples.ts';
+import { cli, startGateway } from './start.ts';
+
+const { stdout: HELP } = await cli(['--help']);
+
+/** The problems in gateway.ts, and their statuses. */
+const [TABLE] = /const PROBLEMS = \{([^]*?)\n\}/.exec(SOURCE)!;
+
+const PROBLEMS = Array.from(TABLE.matchAll(/^ {2}(\w+): \[(\d+)/gm), ([, code, status]) => [code!, status!] as const);
+
+suite('pages', SIDE_BY_SIDE, () => {
+  test("the pages' tables of settings and the doc comments of the configuration's fields match the code", () => {
+    const rows = Array.from(HELP.matchAll(/^ {2}([a-z][\w.]*) +([A-Z_]+)(?: +\[(.+)\])?\n {6}(.*)$/gm));
+    const isRow = /^(\| `[a-z][\w.]*`<br>`[A-Z_]+` \|.*)$/gm;
+    const [listed, common] = [groupsOf(MANUAL, isRow), groupsOf(README, isRow)];
+    const pathsOf = (table: string[]): string[] => table.map((row) => row.split('`')[1]!);
+    const paths = rows.map(([, path]) => path!);
+    assert.ok(paths.length >= 20, `the settings in --help: ${paths}`);
+    assert.ok(common.length === 12, `README.md says that it has twelve settings: ${pathsOf(common)}`);
+    assert.deepEqual(difference('--help', paths, 'the table of docs/settings.md', pathsOf(listed)), []);
+    assert.deepEqual(pathsOf(listed), paths, 'the order in docs/settings.md is that of --help');
+    const [manual] = /^interface GatewayConfig \{[^]*?^\}/m.exec(SOURCE)!;
+    const fields = groupsOf(manual, /^ +(\w+)\?: (?!\{)/gm);
+    const names = paths.map((path) => path.split('.').at(-1)!);
+    assert.deepEqual(difference('GatewayConfig', fields, '--help', names), []);
+    for (const [i, [, path, env, fallback, help]] of rows.entries()) {
+      listed[i] = listed[i]!.replaceAll('\\*', '*');
+      const row = `| \`${path}\`<br>\`${env}\` | ${help}`;
+      // It may continue.
+      assert.ok(listed[i]!.startsWith(row), `docs/settings.md  ${listed[i]}\n--help            ${row}`);
+      assert.equal(/Default: `(.*)` \|$/.exec(listed[i]!)?.[1], fallback, `the default of ${path} in docs/settings.md`);
+      const field = new RegExp(`/\\*\\*((?:(?!\\*/)[^])*)\\*/\\s+${path!.split('.').at(-1)}\\?:`).exec(manual);
+      assert.equal(/@default (\S+)/.exec(field?.[1] ?? '')?.[1], fallback, `@default of ${path} in GatewayConfig`);
+    }
+    for (const line of common) {
+      const [head] = /^\|.*?\|/.exec(line)!;
+      const [end = ''] = /(?: Default: `.*`)? \|$/.exec(line)!;
+      const isThere = listed.some((other) => other.startsWith(head) && other.endsWith(end));
+      assert.ok(isThere, `docs/settings.md has no row with the name and the default of this one of README.md: ${line}`);
+    }
+  });
+
+  test('docs/settings.md lists every error code with its status, and every setting of a token', () => {
+    for (const [code, status] of PROBLEMS) {
+      const isListed = code === 'client_left' || new RegExp(`^\\| ${status} .*\`${code}\``, 'm').test(MANUAL);
+      assert.ok(isListed, `docs/settings.md has no row "${status} … \`${code}\`" in "What it refuses"`);
+    }
+    for (const name of [...TOKEN_SETTINGS, 'secret']) {
+      assert.ok(MANUAL.includes(`\`${name}\``), `docs/settings.md does not name \`${name}\`, a setting of a token`);
+    }
+  });
+
+  test('docs/settings.md lists the groups of allow with the same routes as gateway.ts', () => {
+    const groups = [...new Set(KNOWN_ROUTES.map(({ group }) => group))];
+    const routes = groups.map((group) => {
+      const own = KNOWN_ROUTES.filter((route) => route.group === group);
+      return [group, own.map(({ method, template }) => `${method} ${template}`)] as const;
+    });
+    const rows = Array.from(MANUAL.matchAll(/^\| `(\w+)` \| (.*) \|$/gm), ([, group, cell]) => [group!, cell!] as const)
+      .filter(([group]) => routes.some(([known]) => known === group));
+    assert.deepEqual(difference('ROUTES', groups, 'the table of docs/settings.md', rows.map(([group]) => group)), []);
+    for (const [group, listed] of routes) {
+      assert.ok(listed.length > 0, group);
+      const [, cell] = rows.find(([known]) => known === group)!;
+      const named = groupsOf(cell, /`((?:[A-Z]+ )?\/[^`]*)`/g);
+      // A single route, or the first segments of all routes below them.
+      const [, base] = /^(\/swagger|\/\w+\/[\w-]+)/.exec(named[0]!) ?? [];
+      const prefixes = listed.map((route) =>
+        /(\/swagger|\/metrics|\/\w+\/[\w-]+)/.exec(route)?.[1] ??
+          assert.fail(`${route} has a new shape: say here what the page calls it`)
+      );
+      const wanted = [...new Set(base ? prefixes : listed)];
+      const row = `the row "${group}" of docs/settings.md`;
+      assert.deepEqual(difference(row, named, `the group "${group}" of ROUTES`, wanted), []);
+    }
+    assert.match(rows.find(([group]) => group === 'messaging')![1], /^`send`, `receive`, and all below /);
+  });
+
+  test('every problem is the expected outcome of a test', () => {
+    assert.ok(PROBLEMS.length > 20, `only ${PROBLEMS}`);
+    const unprovoked = PROBLEMS.filter(([code, status]) =>
+      !TESTS.includes(`${status} ${code}`) && !TESTS.includes(`'${code}'`)
+    );
+    assert.deepEqual(unprovoked, [], 'no test provokes these rows of PROBLEMS');
+  });
+
+  test('the tables of contents match the headings, and every link has a target', () => {
+    const headingsOf = (page: string) => groupsOf(page.replace(/^```[^]*?^```$/gm, ''), /^#{2,3} (.*)$/gm);
+    /** The anchors of a page: those that it sets, and those that GitHub generates from its headings. */
+    const anchorsOf = (page: string): string[] => [
+      ...headingsOf(page).map((heading) => heading.toLowerCase().replace(/[^\w\- ]/g, '').replaceAll(' ', '-')),
+      ...groupsOf(page, /<a id="([\w-]+)">/g),
+    ];
+    for (const [name, page] of Object.entries(PAGES)) {
+      for (const [link, file, anchor] of page.matchAll(/\]\((?!https?:)([^)#]*)(?:#([^)]*))?\)/g)) {
+        // The releases, relative to the page's own address at GitHub (/OWNER/REPOSITORY/blob/BRANCH/…).
+        if (/^[./]+\/releases(?:\/latest)?$/.test(file!)) {
+          assert.equal(file!.split('../').length, 2 + name.split('/').length, `${name} ${link}`);
+          continue;
+        }
+        if (file && !file.endsWith('.md')) {
+          assert.ok(existsSync(join(HERE, dirname(name), file)), `${name} ${link}`);
+          continue;
+        }
+        const target = PAGES[file ? join(dirname(name), file) : name] ?? assert.fail(`${name} ${link}`);
+        if (anchor) assert.ok(anchorsOf(target).includes(anchor), `${name} ${link}`);
+      }
+      const [, contents = ''] = /([^]*?)\n## /.exec(page)!;
+      if (/^[-|] .*\]\(#/m.test(contents) && name !== 'README.md') {
+        const [linked, headings] = [groupsOf(contents, /\[(.*?)\]\(#/g), headingsOf(page)];
+        assert.deepEqual(difference(`the contents of ${name}`, linked, 'its headings', headings), []);
+        assert.deepEqual(linked, headings, `the order in the contents of ${name}`);
+      }
+    }
+    const anchors = anchorsOf(README);
+    assert.equal(new Set(anchors).size, anchors.length);
+  });
+
+  test('the pages name only existing variables, options, commands and scripts', () => {
+    // Those of the backend, the tests, the shell, another gateway, and a reader of the backend's WebSocket.
+    const others = ['MODE', 'TEST_SEED', 'TEST_GATEWAY_FILE', 'SEND', 'API__TOKENS', 'API__URL', 'AUTO_RECEIVE'];
+    others.push('SIGNAL_API_URL', 'SIGNAL_ACCOUNT', 'NODE_OPTIONS');
+    const known = new Set([...SETTING_ROWS.map(([, env]) => env), 'API_TOKENS_FILE', 'GATEWAY_CONFIG', ...others]);
+    const used = [...blocks('sh|yaml|ini'), ...groupsOf(ALL_PAGES, /`([^`\n]+)`/g)]
+      .flatMap((text) => groupsOf(text, /(?:^|[\s`-])([A-Z][A-Z_]{2,})(?:=|: )/gm));
+    for (const name of ['TRUSTED_PROXIES', 'GATEWAY_CONFIG', 'TLS_KEY']) assert.ok(used.includes(name), name);
+    assert.deepEqual(used.filter((name) => !known.has(name)), []);
+
+    const command =
+      /(--prefer-offline )?(?:tsx@(\d+)|node|bun)(?: --max-\S+)? \/?(?:\S*\/)?gateway\.m?[tj]s([^|`#\n]*)/g;
+    const commands = Array.from(ALL_PAGES.matchAll(command));
+    assert.ok(commands.length > 10, `only ${commands.length} commands`);
+    for (const [command, offline, major, args] of commands) {
+      // Without it npx queries the registry at every start, and waits for it if the network is down.
+      if (major) assert.ok(offline && PACKAGE.devDependencies.tsx.startsWith(`^${major}.`), command);
+      for (const [flag] of args!.matchAll(/--\w+/g)) assert.ok(HELP.includes(flag), command);
+      const [word] = /^ [a-z]+/.exec(args!) ?? [];
+      if (word) assert.ok(HELP.includes(`gateway.ts${word} `), command);
+    }
+    for (const script of groupsOf(ALL_PAGES, /npm run ([\w:]+)/g)) assert.ok(PACKAGE.scripts[script], script);
+  });
+
+  test('the regular expressions for fail2ban match refusals in both log formats, and no client can get another address banned', async (t) => {
+    const [, lines] = /^failregex = ([^]*?)^datepattern/m.exec(PAGES['docs/operating.md']!)!;
+    const rules = lines!.trim().split(/\n\s+/).map((rule) => new RegExp(rule.replace('<ADDR>', '([\\d.:]+)')));
+    for (const rule of rules) {
+      assert.match(rule.source, /^\^(?!.*\.\*.*\(\[)/, 'anchored, and without .* before the address');
+    }
+    // What a client can write into the log line.
+    const inText = 'https://client=192.0.2.9';
+    const inJson = 'https://","client":"192.0.2.9","status":401,"code":"unauthorized"';
+    for (const format of ['text', 'json'] as const) {
+      // The backend's own 401 for a valid token is not a wrong token.
+      const backend = await startBackend(t, (_, res) => void res.writeHead(401).end());
+      const gateway = await startGateway(t, backend, { log: { format } });
+      assert.equal((await ask(gateway, { headers: BEARER })).status, 401);
+      const wrong = { authorization: 'Bearer wrong' };
+      const headers = [wrong, {}, ...[inText, inJson].flatMap((origin) => [{ origin }, { origin, ...wrong }])];
+      for (const each of headers) assert.equal((await ask(gateway, { headers: each })).status, 401);
+      const found = gateway.log.flatMap((line) => rules.flatMap((rule) => rule.exec(line)?.[1] ?? []));
+      assert.deepEqual(found, headers.map(() => '127.0.0.1'), `${gateway.log}`);
+      const isShown = gateway.log.some((line) => line.includes('192.0.2.9'));
+      assert.ok(isShown, 'the origin is in the log, so that the filter has met it');
+    }
+  });
+
+  test('the log contains what the page on operating searches for, in the same words', async (t) => {
+    const [, table = ''] = /\n\| look for \| it means \|\n([^]*?)\n\n/.exec(PAGES['docs/operating.md']!)!;
+    const words = table.split('\n').flatMap((row) => groupsOf(row.split(' | ')[0]!, /`([^`]+)`/g));
+    assert.ok(words.length >= 8, words.join());
+    const answers = [400, 429, 500];
+    const backend = await startBackend(t, (_, res) => void res.writeHead(answers.shift()!).end());
+    const gateway = await startGateway(t, backend, { log: { format: 'text' } });
+    const send = { body: MESSAGE, headers: BEARER };
+    assert.deepEqual(await statusesOf(gateway, send, send, send), [400, 429, 500]);
+    for (const word of words) {
+      // A line for each status. The other lines are messages and codes of problems.
+      const isThere = word.startsWith('status=') ? gateway.log.join('\n') : SOURCE;
+      assert.ok(isThere.includes(word.replace('code=', '')), `${word}: ${gateway.log}`);
+    }
+  });
+
+  test('docker run, the compose file and the unit start the gateway in the same way', () => {
+    const [backend = '', service = ''] = blocks('yaml', README)[0]!.split('  gateway:');
+    const [run] = /^docker run [^]*?node \S+ \/gateway\.ts$/m.exec(README)!;
+    const [, environment] = /^Environment=(.*)$/m.exec(blocks('ini', PAGES['docs/operating.md'])[0]!)!;
+    const variables = Array.from(service.matchAll(/^ {6}([A-Z_]+): "?([^"\n]*)"?$/gm), ([, ...pair]) => pair.join('='));
+    assert.deepEqual(groupsOf(run, /-e ([A-Z_]+=\S+)/g), variables);
+    assert.deepEqual(groupsOf(environment!, /([A-Z_]+)=/g), groupsOf(variables.join('\n'), /^([A-Z_]+)=/gm));
+    const [, image, command] = /image: (.*)[^]*command: (\[.*\])/.exec(service)!;
+    const mounts = ['gateway.ts:/gateway.ts:ro', 'gateway.json:/gateway.json:ro'];
+    for (const part of [`${image} ${JSON.parse(command!).join(' ')}`, ...mounts]) assert.ok(run.includes(part), part);
+    const options = { 'user: node': '--user node', 'init: true': '--init', 'read_only: true': '--read-only' };
+    for (const [key, option] of Object.entries(options)) assert.ok(service.includes(key) && run.includes(option), key);
+    assert.doesNotMatch(backend, /^ +ports:/m, 'the backend has no port');
+  });
+
+  test('every example that starts Node for good limits its young generation, as the benchmark measures it', () => {
+    const [, option] = /^const YOUNG = '(.*)';$/m.exec(read('gateway.bench.ts'))!;
+    const dockerfile = read('Dockerfile');
+    const starts = groupsOf(
+      ALL_PAGES + dockerfile,
+      /^ *((?:command: |ENTRYPOINT )\["node".*\]|ExecStart=\/usr\/bin\/node.*)/gm,
+    );
+    starts.push(...groupsOf(README, /^docker run -d ([^]*?)```/gm));
+    assert.equal(starts.length, 6, starts.join('\n')); // compose twice, a pod, a unit, docker run, the image
+    for (const start of starts) assert.ok(start.includes(option!), start);
+  });
+
+  test('the pages explain what each setting limits, and what each reason of a 401 means', () => {
+    const [, section] = /\n## Least privilege\n([^]*?)\nThree /.exec(MANUAL)!;
+    const named = groupsOf(section!, /^\| (`.*?) \|/gm).join();
+    const [, rows] = /A token in the file[^]*?\n\n([^]*?)\n\n/.exec(HELP)!;
+    const noRestriction = ['secret', 'secretFile', 'defaults', 'message'];
+    const restrictions = groupsOf(rows!, /^ {2}(\w+)/gm).filter((name) => !noRestriction.includes(name));
+    for (const name of ['senders', 'expires']) assert.ok(restrictions.includes(name), name);
+    const others =
+      'methods allow rate clients auth.methods auth.anonymous cors trustedProxies limits.body limits.connections';
+    for (const name of [...restrictions, ...others.split(' ')]) {
+      assert.ok(named.includes(`\`${name}\``), `"Least privilege" of docs/settings.md has no row for \`${name}\``);
+    }
+
+    const troubles = PAGES['docs/troubleshooting.md']!;
+    const [, common = ''] = /\n## Troubleshooting\n([^]*?)\n## /.exec(README)!;
+    assert.equal(groupsOf(common, /^(\| [^w-].*)/gm).length, 5);
+    for (const reason of groupsOf(common + troubles, /reason=([a-z]\w+)/g)) {
+      assert.ok(SOURCE.includes(reason), `the pages explain reason=${reason}, which gateway.ts does not have`);
+    }
+    const reasons = 'no_credential unknown_token expired_token form_not_accepted wrong_user unknown_scheme';
+    for (const reason of reasons.split(' ')) {
+      assert.ok(SOURCE.includes(`'${reason}'`), `gateway.ts has no reason '${reason}'`);
+      assert.ok(troubles.includes(`\n| \`${reason}\`: `), `docs/troubleshooting.md has no row for \`${reason}\``);
+    }
+    const sentences = groupsOf(troubles, /^\|[^|]*?[`"]([a-z][\w, :]{16,})[`"]/gm);
+    assert.ok(sentences.length >= 12, sentences.join());
+    for (const said of sentences) assert.ok(SOURCE.includes(said), `docs/troubleshooting.md, not gateway.ts: ${said}`);
+  });
+
+  /** The sections of gateway.ts by their banners, in order. */
+  const SECTIONS = SOURCE.split(/^\/\/ #region /m).slice(1).map((text) => ({ name: text.split('\n', 1)[0]!, text }));
+
+  const UNITS = ['_MS 86400000 d', '_MS 1000 s', '_MS 1 ms', `_BYTES ${MIB} MiB`, '_BYTES 1024 KiB', ' 1 '].map((
+    unit,
+  ) => unit.split(' '));
+
+  test('the numbers of gateway.ts that are not settings are in one section, and in docs/settings.md', () => {
+    const isNumber = /^const ([A-Z_]+)(?:: Rate)? = ((?:[\d_ *]+|\{ count: .*\}));$/gm;
+    const found = SECTIONS.flatMap(({ name, text }) =>
+      Array.from(text.matchAll(isNumber), ([, limit, value]) => ({ name, limit: limit!, value: value! }))
+    );
+    assert.ok(found.length > 20, `only ${found.length} numbers`);
+    assert.deepEqual(found.filter(({ name, limit }) => name !== 'FIXED LIMITS' && !limit.startsWith('0x')), []);
+    const inWords = (value: string, limit: string): string => {
+      const [, count, perMs] = /count: (\d+), perMs: ([\d_]+)/.exec(value) ?? [];
+      if (count) return `${count} in ${inWords(perMs!, '_MS')}`;
+      const number = value.replaceAll('_', '').split('*').reduce((product, factor) => product * Number(factor), 1);
+      const [, size, unit] = UNITS.find(([end, size]) => limit.endsWith(end!) && number % Number(size) === 0)!;
+      return unit ? `${number / Number(size)} ${unit}` : number.toLocaleString('en');
+    };
+    const rows = Array.from(MANUAL.matchAll(/^\| .+? \| (.+?)<br>`([A-Z_]+)` \|$/gm), ([, ...row]) => row);
+    const [listed, wanted] = [rows, found.map(({ limit, value }) => [inWords(value, limit), limit])]
+      .map((pairs) => pairs.map(([value, limit]) => `${limit} = ${value}`));
+    assert.deepEqual(
+      difference('FIXED LIMITS of gateway.ts', wanted!, '"Fixed limits" of docs/settings.md', listed!),
+      [],
+    );
+    assert.equal(listed!.length, wanted!.length, 'each number has one row; those that a client can meet come first');
+  });
+});

@@ -1,0 +1,516 @@
+import { randomUUID } from 'node:crypto';
+import { suite } from 'node:test';
+import { pathToFileURL } from 'node:url';
+import type { GatewayConfig } from '../gateway.ts';
+import { statusOf } from './answers.ts';
+import { assert, difference, groupsOf, until } from './assertions.ts';
+import { ANSWERING, ANY_ROUTE, type Handler, startBackend } from './backend.ts';
+import { ask, beginSend, rawRequest } from './client.ts';
+import { CONFINED, tokens } from './configs.ts';
+import { type Change, changedSource, SOURCE } from './files.ts';
+import { KNOWN_ROUTES, parseTarget } from './gateway.ts';
+import { SIDE_BY_SIDE, test, type TestContext } from './guard.ts';
+import { settled, startHeld } from './held.ts';
+import { ROUTES } from './routes.ts';
+import { checkRows, listed, literal, table } from './rows.ts';
+import { BEARER, FROM, GROUP, HELLO, INTERNAL_ID, OTHER, otherBits, SECRET, STRANGER, TO } from './samples.ts';
+import { startBoth, startGateway } from './start.ts';
+
+/** Entries of allow, and the routes that each opens: group, method and path. */
+const OPENED = {
+  ...Object.fromEntries(
+    KNOWN_ROUTES.filter(({ group }) => group !== 'metrics').map(({ group }) => [group, new RegExp(`^${group}`)]),
+  ),
+  'messaging': /^(send|receive|messaging)/,
+  '* /*,* /v1/*,* /:a/*,GET /v1/:a/:b,* /v1/*/:number,* /:a/:b,* /v1/:a,* /:swagger/*,messaging,info': /^(?!setup)/,
+  '* /v1/accounts/*': /^\w+ \w+ \/v1\/accounts\//,
+  'GET /swagger/*': /GET \/swagger\//,
+  'GET /swagger/:file': /GET \/swagger\//,
+  'GET /v1/accounts,GET /swagger/doc.json': /GET \/(v1\/accounts|swagger\/doc.json)$/,
+};
+
+suite('rules', SIDE_BY_SIDE, () => {
+  for (const [allow, opened] of Object.entries(OPENED)) {
+    table(`allow opens only its routes, and no wildcard opens setup: ${allow}`, { allow: allow.split(',') }, ANSWERING)(
+      [
+        '* bearer',
+        ROUTES.map(({ group, method, path }) => {
+          const refusal = group === 'setup' ? '403 setup_blocked' : '403 endpoint_not_allowed';
+          const result = opened.test(`${group} ${method} ${path}`) ? `200 | ${method} ${path}` : refusal;
+          return `${method} ${path}${method === 'GET' ? '' : ' | {}'} → ${result}`;
+        }),
+      ],
+    );
+  }
+
+  test("the table of routes matches the backend's, each in its group, and its rows state only facts that the code uses", () => {
+    const found = ROUTES.map(({ group, method, path }) => {
+      const { route } = parseTarget(method, path);
+      assert.equal(
+        route?.group,
+        group,
+        `the group in ROUTES of gateway.ts, where the list of this section has ${method} ${path}`,
+      );
+      return route;
+    });
+    const others = KNOWN_ROUTES.filter((route) => !found.includes(route) && route.template !== '/metrics');
+    const rows = others.map(({ method, template }) => `${method} ${template}`);
+    assert.deepEqual(
+      rows,
+      [],
+      'these rows of ROUTES in gateway.ts are not in the list of this section, and not in backend.md',
+    );
+    const said = KNOWN_ROUTES.flatMap(({ facts }) => facts);
+    const asked = groupsOf(SOURCE, /\bsays\([^()]*, '([a-z-]+)'\)/g);
+    assert.deepEqual(difference('a row of ROUTES', said, 'a call of says()', asked), []);
+  });
+
+  /** Starts a gateway from a copy of gateway.ts whose table has more routes, added as documented. */
+  async function startWithRoutes(t: TestContext, rows: string[], config: GatewayConfig, handler: Handler = ANY_ROUTE) {
+    const added: Change = ['  messaging: [\n', (text) => text + rows.map((row) => `    '${row}',\n`).join('')];
+    const { createGateway } = await import(
+      pathToFileURL(changedSource(t, added)).href
+    ) as typeof import('./gateway.ts');
+    const backend = await startBackend(t, handler);
+    return { backend, gateway: await startGateway(t, backend, config, {}, createGateway) };
+  }
+
+  // POST …/:groupid/link, added as documented, gave a group's link to a token with `recipients`.
+  test('a route added to the table has every restriction until its row lifts it: it changes groups, is for persons, shows all accounts, takes no large body', async (t) => {
+    const group = `/v1/groups/${FROM}/${GROUP}`;
+    const large = `{"x":"${'x'.repeat(70_000)}"}`;
+    const [strict, open] = ['', ' any-body same-members to-groups no-account'];
+    const ofGroups = `@ ${JSON.stringify({ recipients: ['group.*'] })} | bearer`;
+    const ofSender = `@ ${JSON.stringify({ senders: [FROM] })} | bearer`;
+    for (const facts of [strict, open]) {
+      const result = (refusal: string): string => facts === strict ? `403 ${refusal}` : '200';
+      const rows = ['POST /v1/groups/:number/:groupid/link', 'GET,POST /v1/new-things'].map((row) => row + facts);
+      const both = await startWithRoutes(t, rows, { allow: ['messaging'] });
+      await checkRows(both, [
+        `${ofGroups} | POST ${group}/link | {} → ${result('endpoint_not_allowed | reason=group_change_not_named')}`,
+        `${ofSender} | GET /v1/new-things → ${result('endpoint_not_allowed | reason=route_without_account')}`,
+        `bearer | POST /v1/new-things | {"recipient":"${GROUP}"} → ${facts === strict ? '400 bad_field' : '200'}`,
+        `bearer | POST ${group}/link → 200 ;; bearer | POST /v1/new-things | {"a":1} → 200`,
+        `bearer | POST /v1/new-things | ${large} → ${facts === strict ? '413 body_too_large' : '200'}`,
+      ]);
+    }
+  });
+
+  test('a path without a row needs a slot, like a row that does not state otherwise', async (t) => {
+    for (const path of ['/v1/new', '/v1/attachments']) {
+      const { backend, gateway } = await startHeld(t, 1, { allow: ['GET /v1/new', 'messaging'] });
+      const both = [path, path].map((path) => ask(gateway, { path, headers: BEARER }));
+      await until(() => backend.acting === 1);
+      await settled(gateway);
+      assert.equal(backend.seen.length, 1, `${path}: one of two has the only slot`);
+      backend.answer();
+      await until(() => backend.acting === 1);
+      backend.answer();
+      await Promise.all(both);
+      assert.equal(backend.most, 1);
+    }
+  });
+
+  test('the body of a path without a row streams, and may name groups', async (t) => {
+    const { backend, gateway } = await startBoth(t, { allow: ['POST /v1/new'] });
+    const body = JSON.stringify({ recipients: [GROUP], x: 'x'.repeat(100_000) });
+    const request = beginSend(gateway, BEARER, '/v1/new');
+    request.on('error', () => {}).write(body.slice(0, 90_000));
+    await until(() => backend.seen.length === 1, 'the backend to get the request before its end');
+    request.end(body.slice(90_000));
+    await until(() => backend.seen[0]!.complete);
+    assert.equal(String(backend.seen[0]!.body), body);
+  });
+
+  const NEW_ROUTES = ['/v1/register', '/v1/devices/x/y/z', '/v1/accounts/new/thing', '/swagger', '/v1/plugins'];
+
+  const ALL_BUT_SETUP = { allow: ['* /*', 'messaging', 'GET /v1/accounts'] };
+
+  table('a new upstream route below a setup prefix is setup, although it is in no table', ALL_BUT_SETUP)`
+    * bearer → 403 setup_blocked
+    ${NEW_ROUTES.map((path) => `GET ${path} ;; DELETE ${path} ;; OPTIONS ${path} ;; PROPFIND ${path}`)}
+    POST /v1/accounts | {}`;
+
+  const NO_ENDPOINTS = `
+  * bearer → 404 unknown_endpoint | Allow:
+  POST / → route=/ ;; POST /send → route=/send | "POST to /v2/send" ;; POST /api/v2/send → route=/*/v2/send
+  POST /api/v1/rpc → route=/*/v1/* ;; GET /v1/receive/${FROM}/x → route=/v1/receive/*/*
+  GET /${'v1/'.repeat(3000)} → route=/v1${'/v1'.repeat(7)}
+  * bearer → 405 method_not_allowed
+  GET /v2/send → Allow: POST | route=/v2/send | "This endpoint accepts POST, but not GET. To send by GET, a token needs \\"GET /v2/send\\" in its \\"allow\\", and \\"defaults\\" or \\"message\\".","
+  @ {"defaults":{}} | GET /v2/send?message=x → Allow: POST | route=/v2/send | "a token needs \\"GET /v2/send\\" in its \\"allow\\""
+  PUT /v2/send?message=x → Allow: POST | route=/v2/send | "accepts POST, but not PUT.","
+  HEAD /v1/about → Allow: GET | route=/v1/about ;; OPTIONS /v2/send → Allow: POST | route=/v2/send
+  PATCH /v1/groups/${FROM} → Allow: GET, POST | route=/v1/groups/* | "accepts GET, POST, but not PATCH.","`;
+
+  table(
+    'with a token, an unknown endpoint is 404, and an unknown method 405 with the known ones; without a token, both are 401',
+    {
+      allow: ['messaging', 'setup', 'GET /v1/new/*'],
+    },
+  )`${NO_ENDPOINTS}
+    PATCH /v1/devices/${FROM}/local-data → Allow: DELETE | route=/v1/devices/*/local-data
+    PUT /v1/contacts/${FROM}/sync → Allow: GET, POST | route=/v1/contacts/*/sync
+    OPTIONS /v1/plugins/mine → Allow: GET, POST, PUT, PATCH, DELETE | route=/v1/plugins/*
+    * bearer → 404 unknown_endpoint | Allow:
+    GET /v1/new → route=/v1/* ;; POST /v1/new/x → route=/v1/*/* ;; GET /v1/accounts/${FROM} → route=/v1/accounts/*
+    # To others it is all the same, but the log knows the route.
+    * → 401 unauthorized | Allow:
+    GET /v1/new → route=/v1/* ;; POST / → route=/ ;; GET /v1/accounts/${FROM} → route=/v1/accounts/*
+    PATCH /v1/groups/${FROM} → route=/v1/groups/* ;; OPTIONS /v1/plugins/mine → route=/v1/plugins/*`;
+
+  table('a token for few endpoints gets the same 404 and 405', { allow: ['info'] })`${NO_ENDPOINTS}
+    * bearer → 403 endpoint_not_allowed
+    GET /v1/attachments → "not use this endpoint; the word \"messaging\" in its \"allow\" opens it.","
+    GET /v1/receive/${FROM} → "the word \"receive\" in its" ;; ${HELLO} → "the word \"send\" in its"`;
+
+  /** A pattern in a token's allow, and requests. */
+  const PATTERNS = `
+  * bearer → 200
+  GET /v1/groups/:number ? GET /v1/groups/${FROM} ;; * /v1/groups/* ? DELETE /v1/groups/${FROM}/${GROUP}
+  * /v1/groups/* ? PATCH /v1/groups/a/b/c ;; GET /v1/*/x ? GET /v1/new/x ;; GET /v1/new/:number ? GET /v1/new/${FROM}
+  GET /v1/new/:any ? GET /v1/new/12 ;; GET /v1/new/:groupid ? GET /v1/new/${GROUP}
+  GET /v1/new/constructor ? GET /v1/new/constructor
+  DELETE /v1/devices/:number/:deviceId ? DELETE /v1/devices/${FROM}/2
+  DELETE /v1/devices/:number/* ? DELETE /v1/devices/${FROM}/local-data
+  DELETE /v1/devices/:number/local-data ? DELETE /v1/devices/${FROM}/local-data
+  * /v1/plugins/:name ? GET /v1/plugins/mine ;; GET /v1/groups/${FROM} ? GET /v1/groups/%2B${FROM.slice(1)}
+  * bearer → 403
+  GET /v1/groups/:number ? POST /v1/groups/${FROM} & GET /v1/groups/${FROM}/${GROUP}
+  # What a route spells is not a parameter: local-data deletes all of an account's data.
+  DELETE /v1/devices/:number/:deviceId ? DELETE /v1/devices/${FROM}/local-data & DELETE /v1/devices/${FROM}/local%2Ddata
+  POST /v1/polls/:number/:any ? POST /v1/polls/${FROM}/vote ;; GET /v1/:any ? GET /v1/about
+  GET /v1/About ? GET /v1/about ;; GET /v1/groups/${FROM} ? GET /v1/groups/+15550100009
+  * bearer → 404
+  * /v1/groups/* ? GET /v1/groups ;; GET /v1/*/x ? GET /v1/new/more/x ;; GET /v1/new/:number ? GET /v1/new/12
+  GET /v1/new/:groupid ? GET /v1/new/group.QUJD ;; GET /v1/about ? GET /v1/ABOUT
+  * bearer → 405
+  * /v1/groups/* ? HEAD /v1/groups/a & OPTIONS /v1/groups/a`;
+
+  table('patterns: literals, parameters, wildcards and methods', {}, ANSWERING)(
+    PATTERNS.replace(
+      /(\S+ \S+) \? (.*?)(?= ;; |$)/gm,
+      (_, pattern, requests: string) =>
+        requests.split(' & ').map((request) => `@ {"allow":["${pattern}"]} | ${request}`).join('\n'),
+    ),
+  );
+
+  table('the default allows sending and info, and nothing more', {})`
+    * bearer → 200
+    GET /v1/about ;; GET /v1/health → 204 ;; ${HELLO} → 201 ;; POST /v1/send | ${HELLO} → 201
+    GET /v1/receive/${FROM} → 403 ;; GET /v1/attachments → 403 ;; POST /api/v1/rpc | {} → 404 ;; GET / → 404`;
+
+  test('a lower-case method, TRACE and CONNECT never reach the backend', async (t) => {
+    const { backend, gateway } = await startBoth(t, { allow: ['* /*', 'send', 'info'] });
+    for (const method of ['get', 'post', 'TRACE', 'CONNECT', 'PROPFIND', 'HEAD']) {
+      const response = await rawRequest(gateway, '/v1/about', { method, headers: [`Authorization: Bearer ${SECRET}`] });
+      assert.ok([400, 405, NaN].includes(statusOf(response)), `${method}: ${response}`);
+    }
+    assert.equal(backend.seen.length, 0, 'the backend saw a request');
+  });
+
+  // A wildcard counted as naming the route explicitly.
+  table("attack: read all accounts' attachments by a route without an account; a pattern that names it opens it", {
+    ...tokens({ senders: [FROM] }),
+  })`
+    * bearer | @ {"allow":["messaging","info"]} → 403 endpoint_not_allowed
+    * bearer | @ {"allow":["GET /v1/*","GET /*","GET /:a/:b/:c"]} → 403 endpoint_not_allowed
+    GET /v1/attachments ;; GET /v1/attachments/abc ;; DELETE /v1/attachments/abc
+    GET /v1/search?numbers=%2B15550100009
+    * bearer | @ {"allow":["setup"]} → 403 endpoint_not_allowed
+    GET /v1/accounts ;; GET /v1/qrcodelink?device_name=x ;; GET /v1/configuration ;; GET /swagger/index.html
+    * bearer | @ {"allow":["info","GET /v1/attachments/:attachment","GET /v1/accounts"]} → passes
+    GET /v1/about → 200 ;; GET /v1/attachments/abc ;; GET /v1/accounts ;; GET /v1/attachments → 403 endpoint_not_allowed`;
+
+  table('attack: use an unknown route that a pattern opens, with a token that has senders or recipients', {
+    allow: ['* /*', 'POST /v1/plugins/*', 'POST /v3/send'],
+  })`
+    * bearer | @ {"senders":["${FROM}"],"recipients":["${TO}"]} → 403 endpoint_not_allowed
+    * bearer | @ {"senders":["${FROM}"]} → 403 endpoint_not_allowed
+    * bearer | @ {"recipients":["${TO}"]} → 403 endpoint_not_allowed
+    POST /v3/send | ${HELLO} ;; POST /v1/plugins/mine | ${HELLO} ;; GET /v1/new/${FROM} ;; PATCH /v1/groups/${FROM}`;
+
+  table('attack: use setup in another spelling, or through the default of a token with its own list', {
+    ...{ allow: ['setup'], ...tokens({ allow: ['messaging', 'info', '* /*', '* /v1/*'] }) },
+  })`
+    * bearer | POST / → 403 setup_blocked ;; * bearer | DELETE / → 403 setup_blocked
+    * bearer | POST / | X-HTTP-Method-Override: GET → 403 setup_blocked
+    /v1/register/${FROM} ;; //v1/register/${FROM} ;; /v1//register/${FROM}/ ;; /%76%31/%72egister/${FROM}
+    /v1/register/%2B${FROM.slice(1)} ;; /v1/register/${FROM}?x=/v2/send ;; /v1/unregister/${FROM}
+    /v1/devices/${FROM}/local%2Ddata ;; /v1/accounts ;; /v1/configuration ;; /v1/plugins/x
+    # What is no route is none.
+    * bearer | @ {"allow":["messaging","info"]} → 404 unknown_endpoint
+    POST /V1/REGISTER/${FROM} ;; POST /v1/Register/${FROM} ;; POST /v1/register;x/${FROM} ;; POST /v1/about;/register`;
+
+  const TYPING = `PUT /v1/typing-indicator/${FROM}`;
+
+  const GROUPS = `/v1/groups/${FROM}`;
+
+  /** Fields of a send other than its recipients. */
+  const SAID = `"message":"hello","number":"${FROM}"`;
+
+  table('a confined token works for its intended requests', CONFINED)`
+    * bearer → 201
+    GET /v1/about → 200 ;; ${HELLO} ;; {${SAID},"recipients":["${TO}","${GROUP}"]} ;; {${SAID},"recipient":"${GROUP}"}
+    GET /v1/receive/${FROM} → 200 ;; GET /v1/receive/%2B${FROM.slice(1)} → 200
+    ${TYPING} | {"recipient":"${TO}"} → 204 ;; GET ${GROUPS}/${GROUP} → 200
+    POST /v1/polls/${FROM}/vote | {"recipient":"${TO}","poll_timestamp":"1","selected_answers":[1]} → passes
+    # What is not on "recipients" may not be written to, but read.
+    @ {"recipients":["${TO}"]} | GET ${GROUPS}/${GROUP} → 200
+    @ {"recipients":["${TO}"]} | GET ${GROUPS}/${GROUP}/avatar → 200`;
+
+  table('attack: send as another account, or read one', CONFINED)`
+    * bearer → 403 sender_not_allowed
+    {"number":"${STRANGER}","recipients":["${TO}"]} ;; POST /v1/send | {"number":"${STRANGER}","recipients":["${TO}"]}
+    {"number":"${FROM} ","recipients":["${TO}"]} ;; {"number":"${FROM.slice(1)}","recipients":["${TO}"]}
+    {"\u006eumber":"\u002b15559999999","recipients":["${TO}"]} ;; POST /v1/reactions/${STRANGER} | ${HELLO}
+    GET /v1/receive/${STRANGER} ;; GET /v1/receive/%2B${STRANGER.slice(1)} ;; GET /%76%31/receive/${STRANGER}
+    GET //v1//receive//${STRANGER}/ ;; GET /v1/groups/${STRANGER} ;; GET /v1/search/${STRANGER}?numbers=%2B1`;
+
+  table('attack: hide another sender or recipient behind an allowed one', CONFINED)`
+    * bearer → 400 bad_field
+    {"Number":"${STRANGER}",${HELLO.slice(1)} ;; {"number":"${STRANGER}",${HELLO.slice(1)}
+    {"NUMBER":"${STRANGER}",${HELLO.slice(1)} ;; {"\u006eumber":"${STRANGER}",${HELLO.slice(1)}
+    {"Recipients":["${STRANGER}"],${HELLO.slice(1)} ;; {"recipients":["${STRANGER}"],${HELLO.slice(1)}
+    {"recipient":["${STRANGER}"],${HELLO.slice(1)} ;; {"recipient\u017f":["${STRANGER}"],${HELLO.slice(1)}
+    {"recipientſ":["${STRANGER}"],${HELLO.slice(1)} ;; {"Recipient":"${STRANGER}",${HELLO.slice(1)}
+    {"number":"${FROM}","recipients":"${STRANGER}"}`;
+
+  // The backend would choose one for /v1/send.
+  table('attack: send without naming an account', CONFINED)`
+    * POST /v1/send | bearer → 400 bad_field ;; * POST /v2/send | bearer → 400 bad_field
+    {"recipients":["${TO}"]} ;; {"recipients":["${TO}"],"number":null} ;; {"recipients":["${TO}"],"number":""}
+    {"recipients":["${TO}"],"link_preview":{"number":"${FROM}"}}
+    none | {"recipients":["${TO}"],"auth":"${SECRET}"} ;; {}`;
+
+  const AMONG_MANY = [...Array<string>(500).fill(TO), STRANGER, ...Array<string>(500).fill(TO)].join('","');
+
+  table(
+    'attack: send to another recipient, in any place that the backend reads, or pass a person off as a group',
+    CONFINED,
+  )`
+    * bearer → 403 recipient_not_allowed
+    {${SAID},"recipients":["${STRANGER}"]} ;; {${SAID},"recipients":["${TO}","${STRANGER}"]}
+    {${SAID},"recipients":["${AMONG_MANY}"]} ;; {${SAID},"recipients":["${TO} "]}
+    {${SAID},"recipients":["${TO.slice(0, 4)} ${TO.slice(4)}"]} ;; {${SAID},"recipients":["somebody.01"]}
+    {${SAID},"recipients":["${randomUUID()}"]} ;; {${SAID},"recipients":["group"]} ;; {${SAID},"recipients":["Group.QUJD"]}
+    {${SAID},"recipients":["${GROUP.toUpperCase()}"]} ;; {${SAID},"recipients":[" ${GROUP}"]}
+    {"recipient":"${STRANGER}",${HELLO.slice(1)} ;; {${SAID},"recipient":"${STRANGER}"}
+    POST /v1/send | {${SAID},"recipients":["${STRANGER}"]} ;; ${TYPING} | {"recipient":"${STRANGER}"}
+    POST /v1/polls/${FROM} | {"recipient":"${STRANGER}","answers":["a"]}`;
+
+  const NAMING = ['messaging', 'info', '* /v1/groups/*'];
+
+  const NAMES_GROUPS = `@ ${JSON.stringify({ allow: NAMING })}`;
+
+  // With an invitation link anyone can join a group, and read what is sent there.
+  table('attack: let a stranger into a group, or add one using a token whose pattern names the route', CONFINED)`
+    * bearer → 403 endpoint_not_allowed
+    POST ${GROUPS} | {"name":"x","members":["${TO}"],"group_link":"enabled"}
+    POST ${GROUPS} | {"name":"x","group_link":"enabled"} ;; PUT ${GROUPS}/${GROUP} | {"group_link":"enabled"}
+    PUT //v1/groups/${FROM}/${GROUP}/ | {"permissions":{"add_members":"every-member"}}
+    POST ${GROUPS}/${GROUP}/members | {"members":["${TO}"]} ;; DELETE ${GROUPS}/${GROUP}/members | {"members":["${TO}"]}
+    POST ${GROUPS}/${GROUP}/admins | {"admins":["${TO}"]} ;; DELETE ${GROUPS}/${GROUP}/admins | {"admins":["${TO}"]}
+    * bearer | ${NAMES_GROUPS} → 403 recipient_not_allowed
+    POST ${GROUPS} | {"name":"x","members":["${TO}","${STRANGER}"]}
+    POST ${GROUPS}/${GROUP}/members | {"members":["${STRANGER}"]} ;; POST ${GROUPS}/${GROUP}/admins | {"admins":["${STRANGER}"]}`;
+
+  table('a token without recipients may change a group, and so may one whose pattern names the route', {
+    ...{ ...CONFINED, tokens: { ...CONFINED.tokens!, other: { secret: OTHER } } },
+  }, ANSWERING)`
+    * bearer ${OTHER} → 200
+    * bearer | ${NAMES_GROUPS} → 200
+    POST ${GROUPS} | {"name":"x","members":["${TO}"],"group_link":"enabled"} ;; POST ${GROUPS} | {"name":"x","members":null}
+    PUT ${GROUPS}/${GROUP} | {"group_link":"enabled"} ;; POST ${GROUPS}/${GROUP}/members | {"members":["${TO}"]}
+    DELETE ${GROUPS}/${GROUP}/admins | {"admins":["${TO}"]}`;
+
+  const ONE_RECIPIENT = { ...CONFINED, ...tokens({ recipients: [TO] }) };
+
+  const sendTo = (name: string): string =>
+    `{${SAID},"recipients":["${TO}","${name}"]} ;; ${TYPING} | {"recipient":"${name}"}`;
+
+  const ITS_LIST = literal`its list (\"recipients\", or else those in \"defaults\").`;
+
+  table(
+    'recipient_not_allowed names the kind of the refused recipient, also in a path, but never the recipient',
+    ONE_RECIPIENT,
+  )`
+    * bearer → 403 recipient_not_allowed | "one of these recipients: a phone number that is not on ${ITS_LIST}","code""
+    ${sendTo(STRANGER)}
+    * bearer → 403 recipient_not_allowed | "${ITS_LIST} Write a phone number as \"+\" and digits only, such"
+    ${[STRANGER.slice(1), '+1 555 999 9999', '+1 (555) 999-9999', '0555/9999'].map(sendTo)}
+    * bearer → 403 recipient_not_allowed | "one of these recipients: a UUID that is not on ${ITS_LIST}","code""
+    ${['0a1b2c3d-0405-4607-8809-0a0b0c0d0e0f', '0A1B2C3D-0405-4607-8809-0A0B0C0D0E0F'].map(sendTo)}
+    * bearer → 403 recipient_not_allowed | "one of these recipients: a user name that is not on ${ITS_LIST}","code""
+    ${sendTo('somebody.01')}
+    * bearer → 403 recipient_not_allowed | "one of no known kind (phone number, user name such as name.01, UUID, group) "
+    ${['Mum', 'Group.01', '0664x', 'somebody'].map(sendTo)}
+    * bearer → 403 recipient_not_allowed | "one of these recipients: a group that is not on ${ITS_LIST}","code""
+    ${sendTo(GROUP)} ;; DELETE ${GROUPS}/${GROUP} ;; POST ${GROUPS}/${GROUP}/join
+    POST ${GROUPS}/${GROUP}/pin-message | {"target_author":"${TO}","timestamp":1}`;
+
+  table(
+    'sender_not_allowed explains how to write a number, if it was written differently',
+    tokens({ senders: [FROM] }),
+  )`
+    * bearer → 403 sender_not_allowed
+    {"message":"x","number":"${STRANGER}","recipients":["${TO}"]} → "the number in \"defaults\").","
+    {"message":"x","number":"${
+    FROM.slice(1)
+  }","recipients":["${TO}"]} → "\"defaults\"). Write a phone number as \"+\" and digits"
+    {"message":"x","number":"+1 555 0100001","recipients":["${TO}"]} → "\"defaults\"). Write a phone number as \"+\" and digits"`;
+
+  const groupOf = (id: string): string => `group.${Buffer.from(id).toString('base64')}`;
+
+  // Reactions decode leniently and pass the result to signal-cli as an argument (here "--username=evil.01"); receipts
+  // and remote-delete make a phone number from the digits.
+  const NO_GROUPS = [
+    ...'LS11c2VybmFtZT1ldmlsLjAx,436641234567x,66412345a,01,123456789,,QUJD ,a b,ü,*,A-B'.split(',').map((id) =>
+      `group.${id}`
+    ),
+    ...[`group.${INTERNAL_ID}`, `${GROUP}=`, `${GROUP} `, GROUP.replace('=', ''), GROUP.replace('=', '==')],
+    // The same 32 bytes in other spellings, and other lengths.
+    otherBits(GROUP),
+    ...[Buffer.alloc(31).toString('base64'), Buffer.alloc(33).toString('base64')].map(groupOf),
+    ...[INTERNAL_ID.replace('=', ''), otherBits(INTERNAL_ID)].map(groupOf),
+  ];
+
+  const ROUTES_TO =
+    'POST /v1/reactions,POST /v1/receipts,DELETE /v1/remote-delete,PUT /v1/typing-indicator,POST /v1/polls'.split(',');
+
+  table('attack: name an invalid group as a recipient, a member or an admin', { allow: ['messaging'] })`
+    * bearer → 400 bad_field
+    ${NO_GROUPS.map((name) => `POST ${GROUPS} | {"name":"x","members":["${TO}","${name}"]}`)}
+    ${NO_GROUPS.map((name) => `POST ${GROUPS}/${GROUP}/admins | {"admins":["${name}"]}`)}
+    * bearer → 400 bad_field
+    * bearer | @ {"senders":["${FROM}"],"recipients":["${TO}","group.*"]} → 400 bad_field
+    ${NO_GROUPS.map((name) => `{${SAID},"recipients":["${name}"]} ;; {${SAID},"recipient":"${name}"}`)}
+    ${NO_GROUPS.map((name) => `POST /v1/send | {${SAID},"recipients":["${TO}","${name}"]}`)}
+    ${ROUTES_TO.flatMap((route) => NO_GROUPS.slice(0, 3).map((name) => `${route}/${FROM} | {"recipient":"${name}"}`))}`;
+
+  const NO_IDS = [...NO_GROUPS, ...[INTERNAL_ID, GROUP.slice(6), 'LS11c2VybmFtZT1ldmlsLjAx', GROUP.replace('g', 'G')]]
+    .map(encodeURIComponent).filter((id) => !/%(?:2f|2e|25)/i.test(id));
+
+  table("attack: turn a group's id in a path into an option of signal-cli", { allow: ['messaging', '* /*'] })`
+    * bearer → 400 bad_target
+    ${NO_IDS.map((id) => `POST ${GROUPS}/${id}/pin-message | {"target_author":"${TO}","timestamp":1}`)}
+    ${NO_IDS.map((id) => `GET ${GROUPS}/${id}`)}`;
+
+  // With is_group, /v1/send decodes a recipient and passes the result to signal-cli as the argument of -g.
+  table('attack: smuggle an option through /v1/send', { allow: ['send'] })`
+    * POST /v1/send | bearer → 400 bad_field
+    ${['LS11c2VybmFtZT1ldmlsLjAx', 'LQ==', 'LWE='].map((id) => `{${SAID},"recipients":["${id}"],"is_group":true}`)}`;
+
+  table("a group's internal_id as a recipient is 400, and the error names the id to use", { allow: ['messaging'] })`
+    * bearer → 400 bad_field | " holds a group's "internal_id"; its "id" is needed, which is "group.…"."
+    {${SAID},"recipients":["${INTERNAL_ID}"]}
+    POST /v1/send | {${SAID},"recipients":["${INTERNAL_ID}"],"is_group":true} ;; {${SAID},"recipient":"${INTERNAL_ID}"}
+    POST ${GROUPS}/${GROUP}/members | {"members":["${INTERNAL_ID}"]}`;
+
+  const IN_A_COMMAND = `
+  {"number":"VALUE","recipients":["${TO}"]} ;; {${SAID},"recipients":["${TO}","VALUE"]} ;; ${TYPING} | {"recipient":"VALUE"}
+  POST /v1/receipts/${FROM} | {"recipient":"VALUE","recipients":["${TO}"]}
+  POST ${GROUPS} | {"members":["VALUE"]} ;; POST ${GROUPS}/${GROUP}/admins | {"admins":["VALUE"]}
+  POST /v1/polls/${FROM} | {"recipient":"${TO}","answers":["yes","VALUE"]}
+  POST /v1/polls/${FROM}/vote | {"recipient":"${TO}","selected_answers":["VALUE"]}`;
+
+  table("attack: smuggle an option into signal-cli's command line", { allow: ['messaging'] })`
+    * bearer → 400 bad_field
+    ${
+    literal`--help,-,,--config=/x,a\u0000b,a\nb,a\u007fb,\u0085`.split(',').map((value) =>
+      IN_A_COMMAND.replaceAll('VALUE', value)
+    )
+  }
+    POST /v1/polls/${FROM}/vote | {"recipient":"${TO}","selected_answers":[-1]}
+    GET /v1/search/${FROM}?numbers=%2B1555&numbers=--help ;; GET /v1/search?numbers= ;; GET /v1/search?numb%65rs=-x`;
+
+  const attachment = (data: string): string => `{"base64_attachments":["${data}"],${HELLO.slice(1)}`;
+
+  const preview = (value: string): string => `{"link_preview":${value},${HELLO.slice(1)}`;
+
+  const NO_NAMES = ['../../etc/cron.d/x', '/etc/passwd', 'a/b', 'a\\\\b', '..', '.', 'x\\u0000.png', '..\\\\x'];
+
+  table("attack: write a file outside the backend's folder", {})([
+    '* bearer → 400 bad_field',
+    ...NO_NAMES.flatMap((name) => [
+      attachment(`QUJD","data:image/png;filename=${name};base64,QUJD`),
+      `{"base64_attachment":"data:image/png;filename=${name};base64,QUJD",${HELLO.slice(1)}`,
+      attachment(`filename=${name};data:;base64,QUJD`),
+    ]),
+    // The separators in the data are tested in BODY SCAN.
+    listed`
+      data:image/png;filename=good.png;filename=../bad;base64,QUJD ;; data:image/png;filename=..\u002fx;base64,QUJD
+      data:x;base64,QUJD;filename=../x;base64,QUJD ;; data:x,y;filename=../x;base64,QUJD ;; data:x;filename=..,base64,QUJD
+      data:x;filename=.,base64,base64,QUJD ;; data:x;filename=../../x, March.pdf;base64,QUJD
+      data:x;filename=..xbase64,QUJD`.map(attachment),
+    // The backend stores the thumbnail of a link preview in the same way. It drops one character before "base64,".
+    listed`
+      {"base64_thumbnail":"data:x;filename=../x;base64,QQ=="}
+      {"title":"a, b; c","base64_thumbnail":"data:x;filename=../x;base64,QQ=="}
+      {"base64_thumbnail":"QQ==","base64_thumbnail":"QQ=="} ;; {"Base64_thumbnail":"QQ=="}
+      {"base64_thumbnail":["QQ=="]} ;; {"ba\u017fe64_thumbnail":"QQ=="}
+      {"base64_thumbnail":"data:x;base64,QQ==;filename=../x;base64,QQ=="} ;; [] ;; "x"
+      {},"Link_Preview":{"base64_thumbnail":"data:x;filename=../x;base64,QQ=="}`.map(preview),
+  ]);
+
+  table('an attachment and a link preview with harmless names pass', {})([
+    '* bearer → 201',
+    listed`
+      QUJD ;; data:image/png;base64,QUJD ;; data:image/png;filename=holiday..2026.png;base64,QUJD
+      data:;filename=.hidden;base64,QUJD ;; data:text/plain;filename=grüße @home (1).txt;base64,QUJD
+      data:application/pdf;filename=Invoice, March.pdf;base64,QUJD
+      data:application/pdf;charset=x,y;filename=a;b/c, base64;base64,QUJD
+      data:image\/png;base64,Q\u002B\/D`.map(attachment),
+    listed`
+      null ;; {} ;; {"base64_thumbnail":null,"x":{"base64_thumbnail":1}}
+      {"title":"a, b; c","description":"number","base64_thumbnail":"data:image/png;filename=x.png;base64,QQ==","number":1}`
+      .map(preview),
+  ]);
+
+  // As a member, and on /v1/send, signal-cli reads "group.+4366…" as the phone number of its digits.
+  table("attack: address a person by a group's name where groups are not accepted", {
+    ...{ allow: NAMING, ...tokens({ recipients: ['group.*', GROUP] }, {}) },
+  })`
+    * bearer → 400 bad_field
+    {${SAID},"recipients":["group.+4366412345678"]}
+    POST /v1/receipts/${FROM} | {"recipient":"${GROUP}","receipt_type":"read","timestamp":1}
+    POST /v1/receipts/${FROM} | {"recipient":"${GROUP}","receipt_type":"read","timestamp":1} | bearer ${OTHER}
+    POST /v1/send | {${SAID},"recipients":["${GROUP}"]} ;; POST ${GROUPS} | {"name":"x","members":["${GROUP}"]}
+    POST /v1/send | {${SAID},"recipients":["group.4366412345678a"],"is_group":false}
+    POST ${GROUPS}/${GROUP}/members | {"members":["group.4366412345678="]}
+    POST ${GROUPS}/${GROUP}/admins | {"admins":["group.4366412345678a"]}`;
+
+  const ELSEWHERE = { clients: ['192.0.2.0/24', '2001:db8::/32'] };
+
+  table('clients: an address that is not on the list is 403 before its credential is checked', ELSEWHERE)`
+    * → 403 client_not_allowed
+    bearer ;; bearer | X-Forwarded-For: 192.0.2.1 ;; bearer ${OTHER}`;
+
+  table('clients: an address that is on the list passes', { clients: ['127.0.0.0/8'] })`
+    * → 200
+    bearer`;
+
+  const FORWARDED = literal`
+  127.0.0.1 ⇐ X-Forwarded-For:
+  203.0.113.7 ⇐ X-Forwarded-For: 203.0.113.7
+  # What stands left is the client's own claim, and several headers are one list.
+  203.0.113.7 ⇐ X-Forwarded-For: 6.6.6.6, 203.0.113.7
+  203.0.113.7 ⇐ X-Forwarded-For: 6.6.6.6, 203.0.113.7, 10.0.0.2
+  203.0.113.7 ⇐ X-Forwarded-For: 6.6.6.6 | X-Forwarded-For: 203.0.113.7 | X-Forwarded-For: 10.0.0.2
+  203.0.113.7 ⇐ X-Forwarded-For: ::ffff:203.0.113.7
+  203.0.113.7 ⇐ X-Forwarded-For: ::FFFF:203.0.113.7
+  203.0.113.7 ⇐ X-Forwarded-For: 203.0.113.7:4711
+  2001:db8::1 ⇐ X-Forwarded-For: [2001:db8::1]:443
+  fe80::1 ⇐ X-Forwarded-For: fe80::1%eth0
+  # All are trusted: the outermost. Beyond what is no address nobody can be known.
+  10.0.0.3 ⇐ X-Forwarded-For: 10.0.0.3, 10.0.0.2
+  10.0.0.2 ⇐ X-Forwarded-For: 203.0.113.7, unknown, 10.0.0.2
+  127.0.0.1 ⇐ X-Forwarded-For: 203.0.113.7, ,`;
+
+  table("trustedProxies: the client is the right-most address that is not a trusted proxy's", {
+    trustedProxies: ['127.0.0.1', '10.0.0.0/8'],
+  })`
+    * bearer → 200
+    GET /v1/about → client=127.0.0.1 | > X-Forwarded-For: 127.0.0.1
+    ${FORWARDED.replace(/(\S+) ⇐ (.*)/g, '$2 → client=$1 | > X-Forwarded-For: $1')}`;
+});

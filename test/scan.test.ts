@@ -1,0 +1,283 @@
+import { suite } from 'node:test';
+import { assert } from './assertions.ts';
+import { fixture } from './files.ts';
+import { BodyScan } from './gateway.ts';
+import { SIDE_BY_SIDE, test } from './guard.ts';
+import { randomTest } from './random.ts';
+import { literal } from './rows.ts';
+import { MIB } from './samples.ts';
+
+const T = 'the-token';
+
+/** Pushes a chunk through a scanner, and returns what may be relayed after it. */
+function write(scan: InstanceType<typeof BodyScan>, chunk: Buffer): Uint8Array[] {
+  scan.write(chunk);
+  return scan.takePassed();
+}
+
+/** Pushes a document through a scanner; `passed` is what may be relayed. */
+function push(scan: InstanceType<typeof BodyScan>, chunks: Buffer[], passed: Uint8Array[] = []): Uint8Array[] {
+  for (const chunk of chunks) passed.push(...write(scan, chunk));
+  scan.end();
+  passed.push(...scan.takePassed());
+  return passed;
+}
+
+function scanAll(chunks: Buffer[], keepLength = false) {
+  const scan = new BodyScan();
+  scan.keepLength = keepLength;
+  return { out: Buffer.concat(push(scan, chunks)).toString(), auth: scan.auth, fields: scan.takeFields() };
+}
+
+/** A document cut in two at every byte (a long one at every seventh), and cut into single bytes. */
+function* everySplit(text: string | Buffer): Generator<Buffer[]> {
+  const bytes = Buffer.from(text as string);
+  const step = bytes.length > 2000 ? 7 : 1;
+  for (let i = 0; i <= bytes.length; i += step) yield [bytes.subarray(0, i), bytes.subarray(i)];
+  yield Array.from(bytes, (byte) => Buffer.from([byte]));
+}
+
+/** Bytes in pieces of one size. */
+function cutInto(bytes: Buffer, size: () => number): Buffer[] {
+  const chunks: Buffer[] = [];
+  for (let at = 0; at < bytes.length; at += chunks.at(-1)!.length) chunks.push(bytes.subarray(at, at + size()));
+  return chunks;
+}
+
+/** What a function returns or throws. */
+function outcome(run: () => unknown): unknown {
+  try {
+    return run();
+  } catch (error) {
+    return error;
+  }
+}
+
+/** Documents, by white space between them: ␊ is a line feed in one, ␠ a space, and so on. */
+function documents(text: string): string[] {
+  const control = (char: string): string => String.fromCharCode(char.charCodeAt(0) - 0x2400);
+  return text.trim().split(/[ \n]+/).map((document) => document.replace(/[\u2400-\u2420]/g, control));
+}
+
+const LONG_TEXT = 'é'.repeat(300) + 'x'.repeat(300);
+
+/** Rows of what is shown, a document, what is relayed if that differs, and the value of `auth`. */
+const SCANNED = fixture('json-auth.txt').trimEnd() + literal`
+  a long key ¦ {"${'k'.repeat(600)}":1,"auth":"${T}"} ¦ {"${'k'.repeat(600)}":1} ¦ ${T}
+  a long key that begins like one that matters ¦ {"auth${literal`\u0000`.repeat(60)}":1}
+  a long text ¦ {"a":"${LONG_TEXT}","auth":"${T}"} ¦ {"a":"${LONG_TEXT}"} ¦ ${T}
+  deep nesting ¦ {"a":${'['.repeat(63)}${']'.repeat(63)}}`;
+
+suite('scan', SIDE_BY_SIDE, () => {
+  test('BodyScan: auth is removed and everything else is relayed, cut at every byte, whether the length is kept or not', () => {
+    for (const line of SCANNED.trim().split('\n')) {
+      const [name = '', ...texts] = line.trim().split(/ ¦ ?/);
+      const [input, output = input, auth] = texts.map((text) => documents(text)[0]) as [string, string?, string?];
+      for (const chunks of everySplit(input)) {
+        const scanned = scanAll(chunks);
+        assert.deepEqual([scanned.out, scanned.auth], [output, auth], name);
+        const kept = scanAll(chunks, true).out;
+        assert.equal(Buffer.byteLength(kept), Buffer.byteLength(input), `the length is kept: ${name}`);
+        assert.deepEqual(JSON.parse(kept), JSON.parse(output), name);
+        assert.ok(!kept.includes(T), name);
+      }
+    }
+  });
+
+  test('BodyScan: reports every field that matters, decoded, cut at every byte', () => {
+    const document = literal`{"number":"\u002b4912","recipients":["+1","group.x","ü\n"],"recipient":"r","members":[],
+    "admins":["a"],"answers":["y",1],"selected_answers":[0,2],
+    "base64_attachment":"data:image/png;filename=a\u002fb.png;base64,QUJD\/\u002b","base64_attachments":["QUJD","data:;base64,QUJD","",
+    "data:application/pdf;filename=Invoice, März; 1\u002e,base6,4.pdf;\u0062ase64,QUJD","no, data; here"],"x":"y"}`;
+    // Of an attachment, only what precedes its data.
+    const fields =
+      literal`number=+4912|recipients=+1|recipients=group.x|recipients=ü␊|recipient=r|admins=a|answers=y|answers=1|
+    selected_answers=0|selected_answers=2|base64_attachment=data:image/png;filename=a/b.png;base64|base64_attachments=QUJD|
+    base64_attachments=data:;base64|base64_attachments=|base64_attachments=data:application/pdf;filename=Invoice, März; 1.,base6,4.pdf;base64|
+    base64_attachments=no, data; here`.replace(/\n */g, '').replace('␊', '\n').split('|');
+    for (const chunks of everySplit(document)) {
+      const scanned = scanAll(chunks);
+      assert.equal(scanned.out, document);
+      assert.deepEqual(scanned.fields.map(({ key, value }) => `${key}=${value}`), fields);
+    }
+  });
+
+  const DEEP = `{"a":${'{"a":'.repeat(70)}1${'}'.repeat(70)}}`;
+
+  const NOT_AN_OBJECT = [
+    ...['', ' ', '{\u00a0}'],
+    ...documents(fixture('json-invalid.txt')),
+    ...documents(literal`
+  ${DEEP} ${'\u{feff}'}{} {"a":${'['.repeat(64)}${']'.repeat(64)}} {"a":${'1'.repeat(300)}}`),
+  ];
+
+  /** Documents that are valid JSON, but that the backend would read differently than expected. */
+  const BAD_FIELDS = documents(literal`
+  {"auth":1} {"auth":["x"]} {"auth":{}} {"auth":"x","auth":"x"} {"auth":"x","\u0061uth":"y"} {"Auth":"x"} {"AUTH":"x"}
+  {"\u0041uth":"x"} {"auth":null,"auth":"x"} {"auth":"${literal`\u0041`.repeat(683)}"}
+  {"number":1} {"number":["+1"]} {"number":true} {"number":"+1","number":"+2"} {"number":"+1","Number":"+2"}
+  {"NUMBER":"+1"} {"recipients":"+1"} {"recipients":{}} {"recipients":[1]} {"recipients":[null]} {"recipients":[["+1"]]}
+  {"recipients":[{"a":1}]} {"recipients":["+1",true]} {"recipients":1} {"recipients":["+1"],"recipients":["+2"]}
+  {"recipients":["+1"],"Recipients":["+2"]} {"recipientſ":["+1"]} {"recipient\u017f":["+1"]} {"recipient\u017F":["+1"]}
+  {"\u0052ecipients":["+1"]} {"recipients":false} {"recipients":["${'1'.repeat(4097)}"]} {"recipient":["+1"]}
+  {"recipient":1} {"Recipient":"+1"} {"recipient":"+1","recipient":"+2"} {"memberſ":["x"]} {"admin\u017f":["x"]}
+  {"ADMINS":[]} {"members":"x"} {"members":null,"members":["+1"]} {"base64_attachments":"x"} {"base64_attachments":[null]}
+  {"base64_attachments":true} {"baſe64_attachments":[]} {"base64_attachment":["x"]}
+  {"base64_attachments":[],"base64_attachments":[]} {"answers":[null]} {"answers":[true]} {"answers":["a"],"Answers":["-b"]}
+  {"selected_answer\u017f":[1]} {"base64_attachments":["data:x;base64,AAAA;filename=../x;base64,QUJD"]}
+  {"base64_attachments":["data:x;base64,AAAA\u003bfilename=x"]} {"base64_attachments":["data:x;base64\u002cQUJD"]}
+  {"base64_attachments":["data:x;base64,AAAA\u003Bfilename=x"]} {"base64_attachments":["data:x;base64,AAAA\u002CQUJD"]}
+  {"base64_attachments":["data:x;base64,QUJD,QUJD"]} {"base64_attachments":["base64,;"]} {"base64_attachments":[",base64,,"]}
+  {"base64_attachments":["data:x;\u0062ase64,AA;filename=../x;base64,QUJD"]}
+  {"base64_attachments":["${'A'.repeat(1024)};QUJD"]} {"base64_attachments":["data:${'a'.repeat(1024)};base64,QUJD"]}`);
+
+  for (const [code, all] of [['bad_json', NOT_AN_OBJECT], ['bad_field', BAD_FIELDS]] as const) {
+    const late = code === 'bad_field' ? '; but for "auth", this waits while its sender is not known' : '';
+    test(`BodyScan: a bad document is ${code} however it is cut, and nothing complete was relayed${late}`, () => {
+      for (const document of all) {
+        const waits = code === 'bad_field' && !/auth|u0061uth|u0041uth/i.test(document);
+        for (const chunks of everySplit(document)) {
+          const cut = `${document} cut into ${chunks.map(({ length }) => length)} bytes`;
+          const passed: Uint8Array[] = [];
+          assert.throws(() => push(new BodyScan(), chunks, passed), { code }, cut);
+          assert.throws(() => JSON.parse(Buffer.concat(passed).toString()), SyntaxError, cut);
+          const scan = new BodyScan();
+          scan.defers = true;
+          if (waits) push(scan, chunks);
+          assert.throws(() => waits ? scan.takeFields() : push(scan, chunks), { code }, cut);
+        }
+      }
+    });
+  }
+
+  test('BodyScan: invalid UTF-8 is bad_json at every split, valid UTF-8 passes at every split', () => {
+    for (const hex of '80 c3 c080 e08080 eda080 f0808080 f4908080 f5 ff e282 f09f98'.split(' ')) {
+      const document = Buffer.concat([Buffer.from('{"a":"'), Buffer.from(hex, 'hex'), Buffer.from('"}')]);
+      for (const chunks of everySplit(document)) assert.throws(() => scanAll(chunks), { code: 'bad_json' }, hex);
+    }
+    const good = '{"a":"\u0080é߿ࠀ€\ud7ff\ue000￿𐀀😀\u{10ffff}"}';
+    for (const chunks of everySplit(good)) assert.equal(scanAll(chunks).out, good);
+  });
+
+  randomTest('BodyScan: a random document is output as JSON.parse reads it, however it is cut', (random) => {
+    const pick = <V>(values: V[]): V => values[random(values.length)]!;
+    const space = (): string => pick(['', '', '', ' ', '\n', '\r\n\t ']);
+    const spaced = (...tokens: string[]): string => tokens.map((token) => space() + token + space()).join('');
+    const plain = ['a', 'é', '😀', '\\n', '\\u0041', '\\ud83d\\ude00', 'auth', ',', '{', '}', '['];
+    const key = (letters = plain): string => `"${Array.from({ length: random(12) }, () => pick(letters)).join('')}"`;
+    const value = (depth: number): string => {
+      const kind = random(depth > 4 ? 3 : 5);
+      // Not in keys: V8 in Node 24 and 26 mistakes the second of {"k\\\\":0} and {"k\\"":0} for the first.
+      if (kind === 0) return key([...plain, '\\"', '\\\\']);
+      if (kind === 1) return pick(['0', '-1', '1.5', '1e3', '-0.0E-2', '123456789012345678']);
+      if (kind === 2) return pick(['true', 'false', 'null']);
+      const inner = Array.from(
+        { length: random(4) },
+        () => kind === 3 ? spaced(value(depth + 1)) : spaced(key(), ':', value(depth + 1)),
+      ).join(',');
+      return kind === 3 ? `[${inner}]` : `{${inner || space()}}`;
+    };
+    for (let round = 0; round < 2000; round++) {
+      const members = Array.from({ length: random(6) }, (_, i) => spaced(`"k${i}${key().slice(1)}`, ':', value(1)));
+      const auth = random(2) ? `t${random(1000)}` : undefined;
+      const own = spaced(pick(['"auth"', '"\\u0061uth"']), ':', `"${auth}"`);
+      if (auth !== undefined) members.splice(random(members.length + 1), 0, own);
+      const document = spaced(`{${members.join(',')}}`);
+      const { auth: cut, ...expected } = JSON.parse(document) as Record<string, unknown>;
+      const scanned = scanAll(cutInto(Buffer.from(document), () => 1 + random(20)), random(2) === 0);
+      assert.deepEqual([JSON.parse(scanned.out), scanned.auth, cut], [expected, auth, auth], document);
+
+      // One byte changed: the scanner accepts exactly what JSON.parse accepts as an object.
+      const bytes = Buffer.from(document);
+      bytes[random(bytes.length)] = pick([...Buffer.from('{}[],:"\\ 0e-+tfnu'), random(256)]);
+      const verdict = outcome(() => scanAll([bytes]));
+      const parsed = outcome(() =>
+        JSON.parse(new TextDecoder('utf-8', { fatal: true, ignoreBOM: true }).decode(bytes))
+      );
+      const isObject = Object.prototype.toString.call(parsed) === '[object Object]';
+      const { code } = verdict as { code?: string };
+      if (code !== 'bad_field') assert.equal(code, isObject ? undefined : 'bad_json', bytes.toString('latin1'));
+    }
+  });
+
+  test('BodyScan: 64 MiB pass through without being kept', () => {
+    const scan = new BodyScan();
+    const chunk = Buffer.alloc(64 * 1024, 'QUJD');
+    const lengthOf = (pieces: Uint8Array[]): number => pieces.reduce((sum, piece) => sum + piece.length, 0);
+    let passed = lengthOf(write(scan, Buffer.from('{"base64_attachments":["data:image/png;filename=x.png;base64,')));
+    const before = process.memoryUsage();
+    for (let i = 0; i < 1024; i++) passed += lengthOf(write(scan, chunk));
+    const after = process.memoryUsage();
+    passed += lengthOf(push(scan, [Buffer.from('"]}')]));
+    assert.equal(passed, 64 * MIB + 64, 'the bytes that passed');
+    // Made for a native search and dropped at once; some may still wait for the collector.
+    const kept = after.external + after.arrayBuffers - before.external - before.arrayBuffers;
+    assert.ok(kept < 16 * MIB, `${kept} bytes are kept`);
+  });
+
+  // White space before a key is held until the key is known. If a client sent it byte by byte, an object was kept for
+  // each byte, and all were counted again with each byte.
+  test('a body that arrives in single bytes is held in few pieces', () => {
+    for (const keys of ['all', 'none'] as const) {
+      const scan = new BodyScan(keys);
+      const out = ['{', ...' '.repeat(60_000)].flatMap((char) => write(scan, Buffer.from(char)));
+      const released = push(scan, [Buffer.from('"a":1}')]);
+      assert.ok(released.length < 100, `${released.length} pieces`);
+      assert.equal(Buffer.concat([...out, ...released]).toString(), `{${' '.repeat(60_000)}"a":1}`);
+      const blank = Array.from(`{${'\n'.repeat(70_000)}`, (char) => Buffer.from(char));
+      assert.throws(() => push(new BodyScan(keys), blank), { message: /too much white space/ });
+    }
+  });
+
+  // The limit was checked only once per chunk.
+  test('BodyScan: the limit of white space between members does not depend on the chunks', () => {
+    for (
+      const around of documents('{"a":1,#"b":2} {#"a":1} {"a":1,"auth"#:"x"} {"a":1,"auth":#"x"} {"a":[1,#2],#"b":#3}')
+    ) {
+      for (const size of [65_000, 65_520, 65_530, 65_533, 65_534, 65_535, 65_536, 65_537, 70_000, 200_000]) {
+        const document = Buffer.from(around.replaceAll('#', ' '.repeat(size)));
+        const verdicts = [document.length, 1000, 4096, 65_536, 65_537].map((step) => {
+          const { message, out } = outcome(() => scanAll(cutInto(document, () => step))) as {
+            message?: string;
+            out?: string;
+          };
+          return String(message ?? out!.length);
+        });
+        assert.equal(new Set(verdicts).size, 1, `${around} ${size}: ${verdicts}`);
+        if (size <= 65_520 || size > 65_536) assert.equal(verdicts[0]!.includes('white space'), size > 65_536, around);
+      }
+    }
+  });
+
+  test('the syntax of a document of any size is checked without its keys, and it passes unchanged', () => {
+    const text = `{"auth":{"x":[]},"Auth":1,"auth":2,"number":3,"":4,"a":"${'x'.repeat(300_000)}"}`;
+    const scan = new BodyScan('none');
+    assert.equal(Buffer.concat(push(scan, [Buffer.from(text)])).toString(), text);
+    assert.equal(scan.auth, undefined);
+    const broken = Buffer.from(text.replace('"a":', '"a"'));
+    assert.throws(() => new BodyScan('none').write(broken), { message: /expected a colon, at byte 54/ });
+  });
+
+  test('BodyScan: a special byte is found at every position of a long string, at even and odd addresses', () => {
+    const ATTACHED = '{"base64_attachment":"base64,';
+    const CONTROL = 'a string contains a control character, at byte ';
+    const MARK = 'may have "," and ";" only before its data';
+    for (
+      const [before, special, after, refusal] of [
+        ['{"a":"', '\x1f', '\n"}', CONTROL],
+        ['{"a":"', '\\@', '\\"}', 'an unknown escape, at byte '],
+        ['{"a":"', '"@', '"}', 'comma, or the closing bracket or brace, at byte '],
+        [ATTACHED, '\0', '\n"}', CONTROL],
+        ...[',', ';'].map((mark) => [ATTACHED, mark, '\n"}', MARK] as const),
+      ] as const
+    ) {
+      for (let at = 0; at < 600; at++) {
+        const text = `${before}${'A'.repeat(at >> 1)}${special}${'A'.repeat(299 - (at >> 1))}${after}`;
+        const bytes = Buffer.alloc(text.length + 2).subarray(at & 1, (at & 1) + text.length);
+        bytes.write(text);
+        const where = refusal === MARK ? '' : `${before.length + (at >> 1) + special.length - 1}.`;
+        assert.throws(() => scanAll([bytes]), ({ message }: Error) => message.includes(refusal + where), text);
+      }
+    }
+  });
+});
