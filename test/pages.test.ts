@@ -206,7 +206,7 @@ suite('pages', SIDE_BY_SIDE, () => {
   });
 
   test('every example that starts Node for good limits its young generation, as the benchmark measures it', () => {
-    const [, option] = /^const YOUNG = '(.*)';$/m.exec(read('gateway.bench.ts'))!;
+    const [, option] = /^const YOUNG = '(.*)';$/m.exec(read('bench/run.ts'))!;
     const dockerfile = read('Dockerfile');
     const starts = groupsOf(
       ALL_PAGES + dockerfile,

@@ -9,7 +9,7 @@
  *   bare 401         a bare node:http server that answers 401 and reads nothing
  *
  * `npm run bench` measures the compiled file on the Node that runs it. `npm run bench:deno` and `npm run bench:bun`
- * measure the gateway.ts next to this file, and so does `node gateway.bench.ts` (22.18 and newer). GATEWAY_FILE names
+ * measure gateway.ts, and so does `node bench/run.ts` (22.18 and newer). GATEWAY_FILE names
  * another file. `--beside FILE` measures a second gateway in the same rounds: another version (compiled, for Node 20).
  * `--only PATTERN` measures only the rows that match a regular expression; `slots`, `2 tokens` and `50 tokens` are also
  * rows.
@@ -38,31 +38,37 @@
  * more even without a queue, by more than the queue adds and less evenly. So V8's profiler measures "the queue alone":
  * the time in the class `Slots` and in what it calls outside the gateway's file. Only Node has this profiler.
  *
- * The file starts itself once per role. The load is raw sockets in a separate process. An unexpected response ends the
- * run, so that no server is fast because it fails. Everything listens on loopback, on ports that the system chooses.
- * Children exit when their standard input ends, report on standard error, and leave standard output to the gateway's
- * log.
+ * Each server is a process (server.ts), and so is the load (load.ts), which has raw sockets. An unexpected response ends
+ * the run, so that no server is fast because it fails. Everything listens on loopback, on ports that the system chooses.
+ * Children exit when their standard input ends. Results are in RESULTS.md.
  */
 
 import { spawn } from 'node:child_process';
-import { randomBytes } from 'node:crypto';
-import { once } from 'node:events';
-import { readFileSync } from 'node:fs';
-import http from 'node:http';
-import type { Session } from 'node:inspector/promises';
-import net, { type AddressInfo } from 'node:net';
 import { arch, availableParallelism, cpus, loadavg, platform } from 'node:os';
-import { resolve } from 'node:path';
+import { extname } from 'node:path';
 import { createInterface } from 'node:readline';
 import { setTimeout as delay } from 'node:timers/promises';
-import { fileURLToPath, pathToFileURL } from 'node:url';
+import { fileURLToPath } from 'node:url';
 import { parseArgs } from 'node:util';
+import {
+  BLOCK_BYTES,
+  CONFINED,
+  type Job,
+  MESSAGE,
+  otherSecret,
+  PARALLELS,
+  quantile,
+  QUEUE_GOALS,
+  RUNTIME,
+  SECRET,
+  SLOW_MS,
+  type Told,
+} from './common.ts';
 
 // ── WHAT IS MEASURED ─────────────────────────────────────────────────────────────────────────────
 
-const { values: options, positionals: [role = '', port = '', file = ''] } = parseArgs({
+const { values: options } = parseArgs({
   options: { quick: { type: 'boolean' }, beside: { type: 'string' }, only: { type: 'string' } },
-  allowPositionals: true,
 });
 const SCALE = options.quick
   ? { rounds: 5, slices: 25, uploads: 11, forMs: 300, sends: 12_000 }
@@ -70,8 +76,10 @@ const SCALE = options.quick
 /** Enough for V8 to finish compiling in several steps. */
 const WARM_UP = { requests: 3000, uploads: 5 };
 const SLICE_REQUESTS = 300;
+/** This file is compiled together with the gateway, or runs beside its source. */
+const EXTENSION = extname(fileURLToPath(import.meta.url));
 const GATEWAYS: Record<string, string> = {
-  gateway: process.env.GATEWAY_FILE ?? fileURLToPath(import.meta.url).replace('.bench.', '.'),
+  gateway: process.env.GATEWAY_FILE ?? fileURLToPath(new URL(`../gateway${EXTENSION}`, import.meta.url)),
   ...(options.beside && { beside: options.beside }),
 };
 const RELAYS = [...Object.keys(GATEWAYS), 'node:http relay'];
@@ -80,11 +88,6 @@ const REFUSERS = [...Object.keys(GATEWAYS), 'bare 401'];
 /** The option that docs/operating.md recommends, by the variable that passes it to this runtime. */
 const YOUNG = '--max-semi-space-size=4';
 const YOUNG_ENV: NodeJS.ProcessEnv = { NODE_OPTIONS: YOUNG, DENO_V8_FLAGS: YOUNG };
-const PARALLELS = ['parallel 0', 'parallel 1', 'parallel 4', 'parallel 16'];
-/** About the duration of a send in json-rpc mode. */
-const SLOW_MS = 50;
-
-const RUNTIME = process.versions.bun ? 'Bun' : process.versions.deno ? 'Deno' : 'Node';
 const IS_OLD_NODE = RUNTIME === 'Node' && parseInt(process.versions.node) < 24;
 /** What the ratios of a row should be, by server. */
 type Goals = Record<string, string | undefined>;
@@ -96,238 +99,8 @@ const REFUSAL_GOALS: Goals = { 'bare 401': RUNTIME === 'Node' ? '≥ 0.5' : unde
 const UPLOAD_GOALS: Goals = {
   'node:http relay': RUNTIME !== 'Node' ? undefined : IS_OLD_NODE ? '≥ 0.5' : '≥ 0.55',
 };
-/** How many µs of a send the queue may take when 1,000 wait, by the number of tokens. */
-const QUEUE_GOALS: Record<number, string> = { 2: '≤ 12', 50: '≤ 40' };
-
-// ── ROLES: THE SERVERS ───────────────────────────────────────────────────────────────────────────
-
-const SECRET = 'a-plain-secret-for-the-benchmark';
-const CONFINED = 'another-secret-that-opens-much-less';
-const otherSecret = (i: number | string): string => `a-secret-of-one-of-many-tokens-${i}`;
-const MESSAGE = { message: 'The washing machine is done.', number: '+15550100001', recipients: ['+15550100002'] };
-
-/** A relay must not forward these; it does nothing else about headers. */
-const HOP_BY_HOP = new Set(['host', 'connection', 'keep-alive', 'transfer-encoding']);
-
-function endToEnd(headers: Iterable<readonly [string, string | string[] | undefined]>): Record<string, string> {
-  return Object.fromEntries([...headers].filter(([name]) => !HOP_BY_HOP.has(name))) as Record<string, string>;
-}
-
-function httpRelay(port: string): http.Server {
-  // On Deno a request is resent if a reused connection fails, so the gateway reuses none there.
-  const agent = new http.Agent({ keepAlive: RUNTIME !== 'Deno' });
-  return http.createServer((req, res) => {
-    const headers = endToEnd(Object.entries(req.headers));
-    const options = { host: '127.0.0.1', port, method: req.method!, path: req.url!, headers, agent };
-    req.pipe(http.request(options, (answer) => {
-      res.writeHead(answer.statusCode!, endToEnd(Object.entries(answer.headers)));
-      answer.pipe(res);
-    }));
-  });
-}
-
-/** A server that always gives the same response, some time after it has read the request, or at once. */
-function always(status: number, answer: object, reads: boolean, afterMs = 0): http.Server {
-  const body = JSON.stringify(answer);
-  // The server drops no connection while others have their turn, because that would break a bare relay.
-  return http.createServer({ keepAliveTimeout: 0 }, (req, res) => {
-    const say = (): unknown =>
-      res.writeHead(status, { 'Content-Type': 'application/json', 'Content-Length': body.length }).end(body);
-    if (reads) req.resume().on('end', () => afterMs > 0 ? setTimeout(say, afterMs) : say());
-    else say();
-  });
-}
-
-/** Imported here and not above, so that the other roles do not pay for it. */
-async function gateway(port: string, file: string, parallel = 0, others = 0): Promise<http.Server> {
-  const { createGateway } = await import(pathToFileURL(resolve(file)).href);
-  const isKnown = readFileSync(file, 'utf8').includes('backend.parallel'); // not in 1.0.0
-  const { server, listen } = createGateway({
-    backend: { url: `http://127.0.0.1:${port}`, ...(isKnown && { parallel }) },
-    listen: '127.0.0.1:0',
-    tokens: {
-      bench: { secret: SECRET },
-      confined: {
-        secret: CONFINED,
-        allow: ['send'],
-        senders: [MESSAGE.number],
-        recipients: MESSAGE.recipients,
-        rate: '100000/1s',
-      },
-      ...Object.fromEntries(Array.from({ length: others }, (_, i) => [`other-${i}`, { secret: otherSecret(i) }])),
-    },
-  });
-  await listen();
-  return server;
-}
-
-const SERVERS: Record<string, (port: string, file: string) => http.Server | Promise<http.Server>> = {
-  gateway: (port, file) => gateway(port, file),
-  beside: (port, file) => gateway(port, file),
-  'small young': (port, file) => gateway(port, file),
-  'node:http relay': httpRelay,
-  'bare 401': () => always(401, { error: 'A valid API token is required.', code: 'unauthorized' }, false),
-  backend: () => always(201, { timestamp: '1' }, true),
-  'slow backend': () => always(201, { timestamp: '1' }, true, SLOW_MS),
-  ...Object.fromEntries(PARALLELS.map((name) => [
-    name,
-    (port: string, file: string) => gateway(port, file, Number(name.split(' ')[1])),
-  ])),
-  ...Object.fromEntries(
-    Object.keys(QUEUE_GOALS).map((tokens) => [
-      `${tokens} tokens`,
-      (port: string, file: string) => gateway(port, file, 4, Number(tokens)),
-    ]),
-  ),
-};
-
-/** Listens, reports its port, and reports its usage on request. */
-async function serve(server: http.Server): Promise<void> {
-  if (!server.listening) await once(server.listen(0, '127.0.0.1'), 'listening'); // the gateway already does
-  server.keepAliveTimeout = 0; // no connection is dropped while others have their turn
-  say({ port: (server.address() as AddressInfo).port });
-  let profile: Session | undefined;
-  onLines(async (line) => {
-    const { profiles } = JSON.parse(line) as { profiles?: boolean };
-    const { user, system } = process.cpuUsage();
-    const slotsUs = profile ? await endProfile(profile) : 0;
-    profile = profiles ? await startProfile() : undefined;
-    const highBytes = process.resourceUsage().maxRSS * 1024;
-    say({ cpuUs: user + system, bytes: process.memoryUsage.rss(), highBytes, slotsUs });
-  });
-}
-
-async function startProfile(): Promise<Session> {
-  const { Session } = await import('node:inspector/promises');
-  const session = new Session();
-  session.connect();
-  await session.post('Profiler.enable');
-  await session.post('Profiler.setSamplingInterval', { interval: 100 }); // in microseconds
-  await session.post('Profiler.start');
-  return session;
-}
-
-/** @returns the microseconds spent since the start in the class `Slots` and in what it called outside the file. */
-async function endProfile(session: Session): Promise<number> {
-  const { profile: { nodes, samples = [], timeDeltas = [] } } = await session.post('Profiler.stop');
-  session.disconnect();
-  const lines = readFileSync(file, 'utf8').split('\n');
-  const from = lines.indexOf('class Slots {');
-  const to = lines.indexOf('}', from);
-  const { href } = pathToFileURL(resolve(file));
-  const parents = new Map(nodes.flatMap(({ id, children = [] }) => children.map((child) => [child, id])));
-  const frames = new Map(nodes.map(({ id, callFrame }) => [id, callFrame]));
-  const isInSlots = (id: number | undefined): boolean => {
-    while (id !== undefined && frames.get(id)!.url !== href) id = parents.get(id);
-    const line = id === undefined ? -1 : frames.get(id)!.lineNumber;
-    return line >= from && line <= to;
-  };
-  return samples.reduce((sum, id, i) => isInSlots(id) ? sum + timeDeltas[i]! : sum, 0);
-}
-
-function say(message: object): void {
-  process.stderr.write(`${JSON.stringify(message)}\n`);
-}
-
-function onLines(act: (line: string) => void): void {
-  createInterface(process.stdin).on('line', act).on('close', () => process.exit());
-}
-
-// ── ROLES: THE LOAD ──────────────────────────────────────────────────────────────────────────────
-
-interface Job {
-  /** Connections stay open within a row. */
-  row: string;
-  port: number;
-  /** With a # in place of an attachment's megabytes, and a % for the number of a token. */
-  request: string;
-  megabytes: number;
-  tokens: number;
-  expect: number[];
-  connections: number;
-  /** It ends after this many requests, or after this time. */
-  count: number;
-  forMs: number;
-}
-
-/** A megabyte of base64. */
-const BLOCK = Buffer.from(randomBytes(750_000).toString('base64'));
-
-/** A raw connection with one request in flight at a time, which costs far less than any server here. */
-class Caller {
-  readonly #socket: net.Socket;
-  #text = '';
-  #resolve: ((response: string) => void) | undefined;
-
-  constructor(port: number, fail: (why: string) => void) {
-    this.#socket = net.connect({ port, host: '127.0.0.1', noDelay: true });
-    this.#socket.on('data', (chunk: Buffer) => this.#read(chunk));
-    this.#socket.setTimeout(20_000, () => this.#resolve && fail(`nothing for 20 s after: ${this.#text}`));
-    this.#socket.on('error', ({ message }) => this.#resolve && fail(message));
-    this.#socket.on('close', () => this.#resolve && fail(`connection closed after: ${this.#text}`));
-  }
-
-  /** Resolves to the response. */
-  async call(request: string, megabytes: number): Promise<string> {
-    const [before = '', after = ''] = request.split('#');
-    const response = new Promise<string>((resolve) => (this.#resolve = resolve));
-    this.#socket.write(before);
-    for (let i = 0; i < megabytes; i++) if (!this.#socket.write(BLOCK)) await once(this.#socket, 'drain');
-    if (after) this.#socket.write(after);
-    return await response;
-  }
-
-  #read(chunk: Buffer): void {
-    const text = this.#text += chunk.toString('latin1');
-    const head = text.indexOf('\r\n\r\n') + 4;
-    const length = /\r\ncontent-length: *(\d+)/i.exec(text)?.[1];
-    const ends = length === undefined ? text.endsWith('\r\n0\r\n\r\n') : text.length >= head + Number(length);
-    if (head < 4 || !ends) return;
-    this.#text = '';
-    this.#resolve?.(text);
-    this.#resolve = undefined;
-  }
-
-  close(): void {
-    this.#socket.destroy();
-  }
-}
-
-function load(): void {
-  const fail = (why: string): void => {
-    console.error(`unexpected: ${why}`);
-    process.exit(1);
-  };
-  let row = '';
-  let callers: Record<number, Caller[]> = {};
-  onLines(async (line) => {
-    const job = JSON.parse(line) as Job;
-    if (job.row !== row) {
-      for (const caller of Object.values(callers).flat()) caller.close();
-      [row, callers] = [job.row, {}];
-    }
-    const own = callers[job.port] ??= Array.from({ length: job.connections }, () => new Caller(job.port, fail));
-    const startMs = performance.now();
-    let count = 0;
-    const tookMs: number[] = [];
-    await Promise.all(own.map(async (caller, i) => {
-      const request = job.request.replace('%', String(i % job.tokens));
-      while (count < job.count && performance.now() < startMs + job.forMs) {
-        count++;
-        const sinceMs = performance.now();
-        const response = await caller.call(request, job.megabytes);
-        tookMs.push(performance.now() - sinceMs);
-        if (!job.expect.includes(Number(response.slice(9, 12)))) fail(response);
-      }
-    }));
-    say({ count, tookMs: performance.now() - startMs, p99Ms: quantile(tookMs, 0.99) });
-  });
-  say({});
-}
 
 // ── CHILDREN ─────────────────────────────────────────────────────────────────────────────────────
-
-type Told = Record<'port' | 'cpuUs' | 'bytes' | 'highBytes' | 'slotsUs' | 'count' | 'tookMs' | 'p99Ms', number>;
 
 interface Child {
   port: number;
@@ -335,10 +108,11 @@ interface Child {
   stop(): void;
 }
 
-/** Starts a role of this file; resolves when it is ready. If it exits unexpectedly, the run ends. */
+/** Starts a process; resolves when it is ready. If it exits unexpectedly, the run ends. */
 async function start(role: string, ...args: string[]): Promise<Child> {
   const env = { ...process.env, ...(role === 'small young' && YOUNG_ENV) };
-  const child = spawn(process.execPath, [...process.execArgv, fileURLToPath(import.meta.url), role, ...args], { env });
+  const program = new URL(`${role === 'load' ? 'load' : 'server'}${EXTENSION}`, import.meta.url);
+  const child = spawn(process.execPath, [...process.execArgv, fileURLToPath(program), role, ...args], { env });
   let answer: (told: Told) => void;
   const answered = (): Promise<Told> => new Promise((resolve) => (answer = resolve));
   child.stdout.resume();
@@ -364,7 +138,7 @@ async function start(role: string, ...args: string[]): Promise<Child> {
 function post(authorization: string, { auth, megabytes = 0 }: { auth?: string; megabytes?: number } = {}): string {
   const attachment = megabytes ? { base64_attachments: ['data:application/octet-stream;filename=a.bin;base64,#'] } : {};
   const body = JSON.stringify({ auth, ...MESSAGE, ...attachment });
-  const bytes = body.length + (megabytes ? megabytes * BLOCK.length - 1 : 0);
+  const bytes = body.length + (megabytes ? megabytes * BLOCK_BYTES - 1 : 0);
   return `POST /v2/send HTTP/1.1\r\nHost: gateway:8880\r\nUser-Agent: bench\r\nAccept: */*\r\n${authorization}` +
     `Content-Type: application/json\r\nContent-Length: ${bytes}\r\n\r\n${body}`;
 }
@@ -410,10 +184,6 @@ const ROWS: Row[] = [
 
 /** The results of the slices by server, with one or two values per slice. */
 type Found = Record<string, number[][]>;
-
-function quantile(values: number[], part: number): number {
-  return values.toSorted((a, b) => a - b)[Math.floor(values.length * part)]!;
-}
 
 function format(value: number): string {
   return value.toLocaleString('en', { maximumSignificantDigits: 3 });
@@ -613,6 +383,4 @@ async function main(): Promise<never> {
   process.exit(); // which also ends all children
 }
 
-if (role in SERVERS) await serve(await SERVERS[role]!(port, file));
-else if (role === 'load') load();
-else await main();
+await main();

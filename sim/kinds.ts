@@ -1,0 +1,42 @@
+/** How the worlds of each kind are made, played and made smaller. */
+
+import { batches, type WorldKind, type Worlds } from './batches.ts';
+import type { Find } from './finds.ts';
+import { genFlood, playLog } from './log.ts';
+import { genMeanings, playMeanings } from './meaning.ts';
+import { playWorld } from './play.ts';
+import { genCase, genCounted, playCases } from './rules.ts';
+import { genWireClient, playWires } from './wire.ts';
+import { genLarge, genWorld } from './worlds.ts';
+
+/** Everything about the worlds of one kind. */
+interface WorldRow<W> {
+  make: (seed: number) => W;
+  /** Plays a world. @returns what was found. */
+  play: (world: W, isLoud: boolean) => Promise<Find[]>;
+  /** What is tried instead, beside smaller lists, when a world that fails is reduced. */
+  smaller: Partial<W>[];
+  /** The part of a round's time. */
+  share: number;
+  /** How many are played side by side; undefined if `--side` says so. */
+  side: number | undefined;
+}
+
+const CALMER = [{ phases: [] }, { deafMs: [0] }];
+
+/** The kinds of worlds, in the order of a round. */
+export const WORLDS: { [K in WorldKind]: WorldRow<Worlds[K]> } = {
+  meaning: { make: genMeanings, play: playMeanings, smaller: [], share: 1, side: 1 },
+  rules: { make: batches('rules', 60, genCase), play: playCases, smaller: [], share: 1, side: 1 },
+  counts: { make: batches('counts', 60, genCounted), play: playCases, smaller: [], share: 1, side: 1 },
+  log: { make: batches('log', 2, genFlood), play: playLog, smaller: [], share: 1, side: 1 },
+  wire: { make: batches('wire', 80, genWireClient), play: playWires, smaller: [{ tls: false }], share: 2, side: 2 },
+  large: { make: genLarge, play: playWorld, smaller: CALMER, share: 1, side: 1 },
+  timed: { make: genWorld, play: playWorld, smaller: CALMER, share: 5, side: undefined },
+};
+export const WORLD_KINDS = Object.keys(WORLDS) as WorldKind[];
+
+/** Plays a world of any kind. */
+export function playAny<K extends WorldKind>(world: Worlds[K], isLoud = false): Promise<Find[]> {
+  return WORLDS[world.kind as K].play(world, isLoud);
+}

@@ -1,0 +1,236 @@
+/**
+ * A model of the rules judges each request before it is sent, and the gateway must decide the same: which client it is,
+ * which credential counts, what its token may do, its rate by the gateway's own clock.
+ */
+
+import type { Batch } from './batches.ts';
+import type { Draw } from './chance.ts';
+import { Desk, type Letter, type Told } from './desk.ts';
+import type { Find } from './finds.ts';
+import { DEFAULTS, ELSE, FROM, GROUP, LISTS, SECRET_PATTERN, secretOf, TO, TOKENS } from './tokens.ts';
+import { type Form, FORMS, ROWS } from './under-test.ts';
+
+const RULE_TOKENS = {
+  free: {},
+  confined: LISTS,
+  derived: { defaults: DEFAULTS },
+  near: { clients: ['10.1.0.0/16'] },
+  slow: { rate: '3/1m' },
+  old: { expires: '2020-01-01' },
+  onlyBearer: { methods: ['bearer' as const] },
+};
+type RuleToken = keyof typeof RULE_TOKENS;
+
+/** A request to be judged. */
+export interface Case {
+  route: string;
+  /** One or two; the first in the order header, path, query, body counts. */
+  credentials: { form: Form; token: RuleToken | 'nobody' }[];
+  /** How `@auth` is spelled in a path or a query. */
+  spelling: number;
+  /** The client, behind a trusted proxy. */
+  from: string;
+  origin?: string;
+  /** A header that only browsers send. */
+  browser?: 'User-Agent' | 'Sec-Fetch-Site';
+  hasRange?: boolean;
+  account: string;
+  recipient: string;
+  /** The type that an attachment declares. */
+  attachment?: string;
+  /** The backend's status; 0 if it breaks off. */
+  answer?: number;
+  /** How far the clock advances before it. */
+  waitMs: number;
+}
+
+/** The routes of `messaging`; `{}` stands for a body. */
+const MESSAGING = ROWS.filter(({ group }) => group === 'messaging').map(({ method, template, facts }) =>
+  `${method}${facts.includes('body') ? '{}' : ''} ${template}`
+);
+
+export function genCase(draw: Draw): Case {
+  const tokens = Object.keys(RULE_TOKENS) as RuleToken[];
+  const credential = (): Case['credentials'][number] => ({
+    form: draw.pick(FORMS),
+    token: draw.chance(0.15) ? 'nobody' : draw.pick([...tokens, 'confined', 'confined', 'slow', 'free']),
+  });
+  return {
+    route: draw.chance(0.5) ? 'POST{} /v2/send' : draw.pick([...MESSAGING, 'GET /v1/receive/:number', 'GET /v1/about']),
+    credentials: draw.chance(0.7) ? [credential()] : [credential(), credential()],
+    spelling: draw.below(4),
+    from: draw.pick(['10.1.0.1', '10.1.9.9', '10.2.0.1', '192.0.2.1, 10.1.0.1', '10.1.0.1, 192.0.2.1', '2001:db8::1']),
+    ...(draw.chance(0.3) && { origin: draw.pick(['https://dash.example', 'https://evil.example', 'null']) }),
+    ...(draw.chance(0.2) && { browser: draw.pick(['User-Agent', 'Sec-Fetch-Site'] as const) }),
+    ...(draw.chance(0.2) && { hasRange: true }),
+    account: draw.pick([FROM, FROM, FROM, ELSE]),
+    recipient: draw.pick([TO, TO, TO, ELSE]),
+    ...(draw.chance(0.2) && { attachment: draw.pick(['', 'data:image/png;filename=a.png;base64,', EVIL_FILE]) }),
+    waitMs: draw.pick([0, 0, 1000, 5000, 20_000, 61_000]),
+  };
+}
+
+/** A case of any route, to a backend that also refuses and breaks off. */
+export const genCounted = (draw: Draw): Case => ({
+  ...genCase(draw),
+  ...(draw.chance(0.3) && { route: draw.pick(OTHER_ROUTES) }),
+  answer: draw.pick([201, 201, 200, 400, 500, 0]),
+});
+const OTHER_ROUTES = 'HEAD /v1/about|GET /healthz|GET /v1/nothing|POST{} /v1/register/:number|POST{} /v1/send'.split(
+  '|',
+);
+
+const EVIL_FILE = 'data:image/png;filename=../a.png;base64,';
+const AUTH_NAMES = ['@auth', '%40auth', '@%61uth', '%40%61uth'];
+const ORDER = ['bearer', 'basic', 'path', 'query', 'body'];
+
+/** Writes a case as a request. */
+function writeCase({ route, credentials, spelling, from, origin, browser, hasRange, answer, ...sent }: Case): Letter {
+  const [methods = '', template = ''] = route.split(' ');
+  const method = methods.replace('{}', '');
+  const values: Record<string, string> = { ':number': sent.account, ':groupid': GROUP, ':attachment': 'one.jpg' };
+  let path = template.replace(/:\w+/g, (name) => values[name]!);
+  if (/^\/v1\/search/.test(path)) path += `?numbers=${encodeURIComponent(sent.recipient)}`;
+  const document: Record<string, unknown> = {
+    ...(template === '/v2/send' && { number: sent.account, recipients: [sent.recipient], message: 'x' }),
+    ...(/members$|admins$/.test(template) && { [template.split('/').at(-1)!]: [sent.recipient] }),
+    ...(methods.includes('{}') && !/send|groups/.test(template) && { recipient: sent.recipient, timestamp: 1 }),
+    ...(template === '/v2/send' && sent.attachment !== undefined && { base64_attachments: [`${sent.attachment}QUJD`] }),
+  };
+  const authorizations: string[] = [];
+  let segments = '';
+  const name = AUTH_NAMES[spelling]!;
+  for (const { form, token } of credentials) {
+    const secret = secretOf(token);
+    if (form === 'bearer') authorizations.push(`Bearer ${secret}`);
+    if (form === 'basic') authorizations.push(`Basic ${btoa(`api:${secret}`)}`);
+    if (form === 'path') segments += `/${name}${spelling % 2 ? '%3D' : '='}${secret}`;
+    if (form === 'query') path += `${path.includes('?') ? '&' : '?'}${name}=${secret}`;
+    if (form === 'body') document.auth = secret;
+  }
+  const body = methods.includes('{}') ? JSON.stringify(document) : undefined;
+  const headers = {
+    'X-Forwarded-For': from,
+    ...(authorizations.length > 0 && { Authorization: authorizations }),
+    ...(origin !== undefined && { Origin: origin }),
+    ...(browser && { [browser]: 'Mozilla/5.0' }),
+    ...(hasRange && { Range: 'bytes=0-' }),
+    ...(answer !== undefined && { 'X-Answer': String(answer) }),
+    ...(body !== undefined && { 'Content-Type': 'application/json', 'Content-Length': String(body.length) }),
+  };
+  return { method, path: segments + path, headers, body };
+}
+
+/** The model: codes, one of which the response must have; none if it must be served. `credit` is the slow token's. */
+function judge(each: Case, credit: { ms: number }): { codes: string[]; retryAfter?: string } {
+  const { route, credentials, from, origin, browser, hasRange, account, recipient, attachment } = each;
+  const [methods = '', template = ''] = route.split(' ');
+  const [isGet, hasBody] = [methods === 'GET', methods.includes('{}')];
+  const places = credentials.map(({ form }) => form === 'basic' ? 'bearer' : form);
+  const isTwice = places.length === 2 && places[0] === places[1] && places[0] !== 'body';
+  const client = from.split(', ').at(-1)!;
+  if (isTwice) {
+    return { codes: ['bad_credential', 'bad_target', ...(client.startsWith('10.') ? [] : ['client_not_allowed'])] };
+  }
+  if (!client.startsWith('10.')) return { codes: ['client_not_allowed'] };
+  const given = credentials.filter(({ form }) => form !== 'body' || hasBody);
+  // The last of two credentials in one place is written; only the body has room for both.
+  const [first] = given.toReversed().sort((a, b) => ORDER.indexOf(a.form) - ORDER.indexOf(b.form));
+  if (first === undefined) return { codes: ['unauthorized', 'too_many_failures'] };
+  const { form, token } = first;
+  const isWrong = token === 'nobody' || token === 'old' || (token === 'onlyBearer' && form !== 'bearer');
+  if (isWrong) return { codes: ['unauthorized', 'too_many_failures'] };
+  const isBrowser = origin !== undefined || browser === 'Sec-Fetch-Site' || (browser !== undefined && isGet);
+  const isForeign = form === 'basic' && isBrowser && origin !== 'https://dash.example';
+  const isPlayer = hasRange && !/\/(?::attachment|avatar)$/.test(route);
+  if (isForeign || isPlayer) return { codes: ['cross_site'] };
+  if (token === 'near' && !client.startsWith('10.1.')) return { codes: ['client_not_allowed'] };
+  if (token === 'confined' || token === 'derived') {
+    const codes = confinedCodes(methods, template, account, recipient);
+    if (codes.length > 0) return { codes };
+  }
+  if (token === 'slow') {
+    if (credit.ms < 20_000) return { codes: ['rate_limited'], retryAfter: `${Math.ceil((20_000 - credit.ms) / 1000)}` };
+    credit.ms -= 20_000;
+  }
+  return { codes: template === '/v2/send' && attachment === EVIL_FILE ? ['bad_field'] : [] };
+}
+
+/** Which refusals a token with lists may get, and must get one of. */
+function confinedCodes(methods: string, template: string, account: string, recipient: string): string[] {
+  const hasRecipient = methods.includes('{}') && (!template.includes('groups') || /members$|admins$/.test(template));
+  const isForElse = hasRecipient && recipient === ELSE;
+  const isGroupUse = template.includes(':groupid') && methods !== 'GET';
+  const isGroupChange = /^(?:POST|PUT)\{\} \/v1\/groups\/:number(?:\/:groupid)?$|(?:members|admins)$/;
+  const isOwner = template.includes(':number') || /send$|about/.test(template);
+  return [
+    ...(template !== '/v1/about' && isOwner && account === ELSE ? ['sender_not_allowed'] : []),
+    ...(isOwner ? [] : ['endpoint_not_allowed']),
+    ...(isForElse || isGroupUse ? ['recipient_not_allowed'] : []),
+    ...(isGroupChange.test(`${methods} ${template}`) ? ['endpoint_not_allowed'] : []),
+  ];
+}
+
+/** Sends cases one after the other, and compares what the gateway decides with the model (invariants 2, 8, 9, 12). */
+export async function playCases({ kind, parts }: Batch<'rules' | 'counts'>): Promise<Find[]> {
+  const desk = new Desk();
+  const addresses = { clients: ['10.0.0.0/8'], trustedProxies: ['127.0.0.1'] };
+  const tokens = { ...RULE_TOKENS, watcher: TOKENS.watcher };
+  await desk.open(tokens, { allow: ['messaging', 'info'], cors: ['https://dash.example'], ...addresses });
+  const credit = { ms: 60_000 };
+  const all: Told[] = [];
+  for (const [i, each] of parts.entries()) {
+    desk.clockMs += each.waitMs;
+    credit.ms = Math.min(60_000, credit.ms + each.waitMs);
+    const letter = writeCase(each);
+    const told = await desk.ask(`r${i}`, letter);
+    const seen = desk.seen.get(`r${i}`) ?? [];
+    all.push(told);
+    if (kind === 'counts') continue;
+    const { codes, retryAfter } = judge(each, credit);
+    const about = { told, codes, ...letter, ...each };
+    if (codes.length === 0 && told.status !== 201) desk.find(9, 'what the rules allow is refused', about);
+    if (codes.length > 0 && !codes.includes(told.code!)) desk.find(9, 'a refusal has another code', about);
+    if (codes.length > 0 && seen.length > 0) desk.find(9, 'what the rules refuse reaches the backend', about);
+    if (seen.length !== (told.status === 201 ? 1 : 0)) desk.find(2, `${seen.length} requests arrived`, about);
+    if (retryAfter !== undefined && told.retryAfter !== retryAfter) desk.find(9, 'another Retry-After', about);
+    for (const { url, headers, body } of seen) {
+      if (SECRET_PATTERN.test(`${url} ${headers} ${body}`)) desk.find(8, 'the backend got a secret', about);
+      if (!url.startsWith('/base/v')) desk.find(9, `the backend gets a request for ${url}`, about);
+      const own = headers.filter((_, j) => headers[j - 1]?.toLowerCase() === 'authorization');
+      if (own.join() !== `Basic ${btoa('user:word')}`) desk.find(9, `the backend got ${own} for its own Basic`, about);
+    }
+  }
+  await checkMetrics(desk, parts, all);
+  await desk.close();
+  return desk.finds;
+}
+
+/** Invariant 12: all metrics that count requests, sends and failures. */
+async function checkMetrics(desk: Desk, parts: Case[], all: Told[]): Promise<void> {
+  const counts = new Map<string, number>();
+  const sentBy = new Set<unknown>();
+  let sends = 0;
+  const lines = desk.lines.filter(({ message }) => message === 'request');
+  for (const [i, { status }] of all.entries()) {
+    const { method, route, token = '', status: logged } = lines[i] ?? {};
+    if (logged !== status) desk.find(7, `the log has ${logged}, and the client got ${status}`);
+    const isKnown = ROWS.some((row) => row.method === method && row.template === route) || route === '/healthz';
+    const labels = `token="${token}",route="${isKnown ? `${method} ${route}` : 'other'}",status="${status}"`;
+    counts.set(labels, (counts.get(labels) ?? 0) + 1);
+    if (!/send$/.test(String(route)) || !desk.seen.has(`r${i}`) || parts[i]!.answer === 0) continue;
+    sends++;
+    if (status < 300) sentBy.add(token);
+  }
+  const happened = [
+    ...Array.from(counts, ([labels, count]) => `requests_total{${labels}} ${count}`),
+    ...Array.from(sentBy, (token) => `last_sent_timestamp_seconds{token="${token}"}`),
+    ...[`send_seconds_count ${sends}`, 'log_lines_dropped_total 0', 'internal_errors_total 0'],
+  ];
+  const headers = { 'Authorization': `Bearer ${secretOf('watcher')}`, 'X-Forwarded-For': '10.1.0.1' };
+  const { text } = await desk.ask('metrics', { method: 'GET', path: '/metrics', headers });
+  const series = /^signal_gateway_(requests_total.*|last_sent.*\}|send_seconds_count.*|(?:log|internal)_.*)/gm;
+  const counted = Array.from(text.matchAll(series), ([, each]) => each!);
+  const differing = [...happened, ...counted].filter((each) => !happened.includes(each) || !counted.includes(each));
+  if (differing.length > 0) desk.find(12, 'what happened and what was counted differ', differing);
+}

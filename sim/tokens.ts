@@ -1,0 +1,47 @@
+/** Accounts, tokens and secrets of all worlds, and how a reload changes a token. */
+
+import type { GatewayConfig } from '../gateway.ts';
+import type { Asked } from './play.ts';
+
+export const FROM = '+15550100001';
+export const TO = '+15550100002';
+export const ELSE = '+15550100666';
+export const GROUP = `group.${btoa(btoa('a group of thirty-two characters'))}`;
+export const LISTS = { senders: [FROM], recipients: [TO] };
+export const DEFAULTS = { number: FROM, recipients: [TO] };
+
+/** All secrets start with a word that occurs nowhere else, and that only the five places may contain. */
+export const WORD = 'UNSPOKEN';
+export const secretOf = (token: string): string => `${WORD}-${token}-0123456789abcdef`;
+/** The word itself, and as Basic encodes it after `api:`. */
+export const SECRET_PATTERN = new RegExp(`${WORD}|${btoa(`api:${WORD}`)}`);
+
+/** The tokens of every world. `lists` of the configuration are those that invariant 3 checks. */
+export const TOKENS = {
+  free: {},
+  other: {},
+  hanger: {},
+  guest: {},
+  confined: LISTS,
+  watcher: { allow: ['metrics'] },
+  maker: { defaults: DEFAULTS, allow: ['send', 'GET /v2/send'] },
+};
+export type TokenName = keyof typeof TOKENS;
+/** How a reload may change a token, and which requests the token may then not make. */
+export const CHANGES: Record<string, { settings?: object; refuses: (asked: Asked) => boolean }> = {
+  usual: { settings: {}, refuses: () => false },
+  removed: { refuses: () => true },
+  expired: { settings: { expires: '2020-01-01' }, refuses: () => true },
+  onlyBearer: { settings: { methods: ['bearer'] }, refuses: ({ step }) => step.form !== 'bearer' },
+  onlyInfo: { settings: { allow: ['info'] }, refuses: ({ step }) => step.route !== 'about' },
+  elsewhere: { settings: { recipients: [ELSE] }, refuses: ({ step }) => step.route === 'send' },
+};
+export type Changes = Partial<Record<TokenName, keyof typeof CHANGES>>;
+/** The tokens of a configuration. */
+export const tokensWith = (changes: Changes): NonNullable<GatewayConfig['tokens']> =>
+  Object.fromEntries(
+    Object.entries(TOKENS).flatMap(([name, token]) => {
+      const { settings } = CHANGES[changes[name as TokenName] ?? 'usual']!;
+      return settings ? [[name, { secret: secretOf(name), ...token, ...settings }]] : [];
+    }),
+  );
