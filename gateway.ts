@@ -45,9 +45,7 @@ import { isUtf8 } from 'node:buffer';
 import crypto, { createPrivateKey, randomBytes, randomUUID, X509Certificate } from 'node:crypto';
 import { once } from 'node:events';
 import {
-  accessSync,
   closeSync,
-  constants,
   fchmodSync,
   fchownSync,
   fstatSync,
@@ -6112,7 +6110,7 @@ const WRITE_HINTS: Hints = [
 function replaceFile(file: string, before: string | undefined, after: string) {
   const path = before === undefined ? resolve(file) : realpathSync(file);
   const old = before === undefined ? undefined : statSync(path);
-  if (old) accessSync(path, constants.W_OK); // the folder may be writable where the file is meant not to be
+  if (old) closeSync(openSync(path, 'r+')); // fails if the file itself is read-only, in a folder that is not
   const next = `${path}.${randomBytes(6).toString('hex')}.new`;
   const descriptor = openSync(next, 'wx', 0o600);
   try {

@@ -15,6 +15,7 @@ import http from 'node:http';
 import { dirname, join } from 'node:path';
 import { buffer as readBytes, text as readText } from 'node:stream/consumers';
 import { suite } from 'node:test';
+import { pathToFileURL } from 'node:url';
 import { createHash } from 'node:crypto';
 import { assert, until } from './assertions.ts';
 import { serve, sparePort, startBackend } from './backend.ts';
@@ -22,7 +23,7 @@ import { ask } from './client.ts';
 import { ALL_PAGES, fileWith, folder } from './files.ts';
 import { SIDE_BY_SIDE, test, type TestContext } from './guard.ts';
 import { FROM, GROUP, SECRET, signed, STRANGER, THIRD, TO } from './samples.ts';
-import { cli, program, startGateway, startProcess } from './start.ts';
+import { cli, program, script, startGateway, startProcess } from './start.ts';
 
 /** The id of a group, as the backend makes it of 32 bytes. */
 const groupId = (letter: string): string => `group.${btoa(Buffer.alloc(32, letter).toString('base64'))}`;
@@ -83,10 +84,9 @@ function secretIn(stdout: string): string {
 /** The names of what lies beside a file: nothing else may be left. */
 const beside = (file: string): string[] => readdirSync(dirname(file));
 
-/** Runs the program in a folder, by another user if this is root and one is given. */
-async function runIn(cwd: string, args: string[], { uid }: { uid?: number } = {}) {
-  const [file, ...first] = program();
-  const child = spawn(file, [...first, ...args], { cwd, env: { PATH: process.env.PATH }, ...(uid && { uid }) });
+/** Runs the program in a folder. */
+async function runIn(cwd: string, args: string[], [file, ...first] = program()) {
+  const child = spawn(file, [...first, ...args], { cwd, env: { PATH: process.env.PATH } });
   child.stdin.end();
   const ended = new Promise((resolve) => child.once('close', resolve));
   const [stdout, stderr] = await Promise.all([readText(child.stdout), readText(child.stderr)]);
@@ -95,6 +95,21 @@ async function runIn(cwd: string, args: string[], { uid }: { uid?: number } = {}
 
 const isRoot = process.getuid?.() === 0;
 const NOBODY = 65_534;
+
+/** Runs a command line as a user who is not root, once the program is loaded: they may not have access to the runtime. */
+async function runAsNobody(t: TestContext, args: string[]) {
+  const runner = script(
+    t,
+    `import process from 'node:process';
+    import { run } from ${JSON.stringify(String(pathToFileURL(program().at(-1)!)))};
+    if (${isRoot}) { process.setgroups?.([]); process.setgid(${NOBODY}); process.setuid(${NOBODY}); }
+    const { code, stdout, stderr } = await run(process.argv.slice(2), {}, () => Buffer.alloc(0));
+    process.stdout.write(stdout);
+    process.stderr.write(stderr);
+    process.exitCode = code;`,
+  );
+  return await runIn('/', args, runner);
+}
 
 suite('add', SIDE_BY_SIDE, () => {
   test('add makes a token that works, shows its secret once, and writes only its digest, with mode 600', async (t) => {
@@ -482,9 +497,8 @@ suite('add', SIDE_BY_SIDE, () => {
     const file = fileWith(t, {});
     chmodSync(file, 0o444);
     chmodSync(dirname(file), 0o777);
-    const how = isRoot ? { uid: NOBODY } : {};
     const args = ['--config', file, 'add', 'x', TO, '--from', FROM];
-    const { code, stdout, stderr } = await runIn(dirname(file), args, how);
+    const { code, stdout, stderr } = await runAsNobody(t, args);
     assert.equal(code, 1, stdout + stderr);
     assert.match(
       stderr,
@@ -511,7 +525,7 @@ suite('add', SIDE_BY_SIDE, () => {
       chmodSync(ofRoot, 0o666);
       chmodSync(dirname(ofRoot), 0o777);
       const args = ['--config', ofRoot, 'add', 'x', TO, '--from', FROM];
-      const other = await runIn(dirname(ofRoot), args, { uid: NOBODY });
+      const other = await runAsNobody(t, args);
       assert.equal(other.code, 1, other.stdout + other.stderr);
       assert.match(other.stderr, /cannot be written \(EPERM; it belongs to another user\); nothing was changed/);
       assert.equal(readFileSync(ofRoot, 'utf8'), '{}');
@@ -587,6 +601,7 @@ suite('test', SIDE_BY_SIDE, () => {
   });
 
   test('test fails with what the backend says, and with whether the message may have been sent', async (t) => {
+    const hangs = (_: http.ServerResponse) => {};
     const partial = [{ timestamp: '1', errors: { recipients: [{ number: TO, reason: 'UNREGISTERED_FAILURE' }] } }];
     const cases: [answer: unknown, said: string][] = [
       [
@@ -601,12 +616,13 @@ suite('test', SIDE_BY_SIDE, () => {
       [[201, partial], 'UNREGISTERED_FAILURE"}]}}]; a recipient has no Signal account'],
       [[200, '<html>'], 'answers 200 <html>; correct backend.url'],
       [[500, ''], "answers 500 an empty body; the backend's own log says why"],
-      [(_: unknown) => {}, 'did not answer (timeout): '],
+      [hangs, 'did not answer (timeout): '],
+      [hangs, '; the message may have been sent'],
       [(res: http.ServerResponse) => void res.destroy(), '; the message may have been sent'],
     ];
     for (const [answer, said] of cases) {
       const { url, asked } = await startKnowing(t, { 'POST /v2/send': answer });
-      const file = fileWith(t, { backend: { url, timeout: typeof answer === 'function' ? '500ms' : '60s' }, tokens });
+      const file = fileWith(t, { backend: { url, timeout: answer === hangs ? '2s' : '60s' }, tokens });
       const { code, stdout, stderr } = await testOf(file, ['script']);
       assert.deepEqual([code, stdout], [1, ''], stderr);
       assert.ok(stderr.includes(said), `${said}\n${stderr}`);
