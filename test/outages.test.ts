@@ -206,7 +206,7 @@ suite('outages', SIDE_BY_SIDE, () => {
   });
 
   test('outages that end and start again share backend.wait', ON_NODE, async (t) => {
-    const { backend, gateway, say } = await startFlaky(t, { BACKEND_WAIT: '2s' });
+    const { backend, gateway, say } = await startFlaky(t, { BACKEND_WAIT: '8s' });
     backend.how = () => backend.sockets.length % 2 === 1 ? 'refuse' : 'serve'; // each probe connects, each request fails
     assert.equal(outcomeOf(await say('hello')), '502 backend_unreachable');
     assert.ok(linesOf(gateway, /reachable again/).length > 1, 'there was one outage');
