@@ -666,6 +666,15 @@ const WATCH_MS = 500;
 /** How long a changed file must stay unchanged before it is read, because it may be half written. */
 const SETTLE_MS = 1200;
 
+/** How many groups, and how many contacts, `add` lists. */
+const KNOWN_LIMIT = 100;
+/** How long the backend may take to list what it knows. In some of its modes it starts a Java program for that. */
+const LIST_TIMEOUT_MS = 60_000;
+/** The longest answer of the backend that `add` and `test` read. A large account's contacts have a few MiB. */
+const ANSWER_LIMIT_BYTES = 16 * 1024 * 1024;
+/** The longest time that a timer can have: `test` waits as long as `backend.timeout` says. */
+const TIMER_LIMIT_MS = 2 ** 31 - 1;
+
 // #endregion
 
 // #region PROBLEMS
@@ -6192,9 +6201,6 @@ function listContacts(settings: Settings, number: string) {
   );
 }
 
-/** How many groups, and how many contacts, are listed. */
-const KNOWN_LIMIT = 100;
-
 /** What the backend knows, for somebody who has named no recipient. Ids come first, so that no name can look like one. */
 async function listKnown(settings: Settings, name: string, number: string) {
   const groups = (await listGroups(settings, number)).map(({ id, name }) => ['group', id, name] as const);
@@ -6270,13 +6276,6 @@ function showName(name: unknown) {
 function showAnswer(text: string) {
   return cleanText(text).replace(/[\p{Cf}\s]+/gu, ' ').trim().slice(0, 500) || 'an empty body';
 }
-
-/** How long the backend may take to list what it knows. In some of its modes it starts a Java program for that. */
-const LIST_TIMEOUT_MS = 60_000;
-/** The longest answer that is read. A large account's contacts have a few MiB. */
-const ANSWER_LIMIT_BYTES = 16 * 1024 * 1024;
-/** The longest time that a timer can have. */
-const TIMER_LIMIT_MS = 2 ** 31 - 1;
 
 /**
  * Makes a request to the backend, at most within `backend.timeout`.
