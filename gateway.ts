@@ -172,7 +172,11 @@ interface GatewayConfig {
    * The `defaults` of every token that has no `senders`, `recipients` and `defaults` of its own, and of the gateway
    * without tokens. They confine as a token's own do. A token with any of the three has none of the top-level ones.
    */
-  defaults?: SendDefaults;
+  defaults?: {
+    number?: string;
+    recipients?: string[];
+    text_mode?: 'normal' | 'styled';
+  };
   /** The `senders` of every token that has no `senders`, `recipients` and `defaults` of its own. */
   senders?: string[];
   /** The `recipients` of every token that has no `senders`, `recipients` and `defaults` of its own. */
@@ -218,13 +222,6 @@ interface GatewayConfig {
   };
 }
 
-/** What the gateway adds to a send if the body lacks it. */
-interface SendDefaults {
-  number?: string;
-  recipients?: string[];
-  text_mode?: 'normal' | 'styled';
-}
-
 /**
  * One token. A field that also exists at the top level replaces that value; if absent, the token inherits it. `senders`,
  * `recipients` and `defaults` are inherited together, by a token that has none of them.
@@ -264,7 +261,7 @@ interface TokenConfig {
    * `senders` and `recipients`, the token may use only this number and these recipients. With `text_mode` "styled", the
    * backend interprets markup such as `**bold**` in a message.
    */
-  defaults?: SendDefaults;
+  defaults?: { number?: string; recipients?: string[]; text_mode?: 'normal' | 'styled' };
   /**
    * A Mustache template for the message, filled from the body; a list holds the template's lines. The template
    * overrides a `message` in the body. One line feed at the end of the rendered text is dropped.
