@@ -1865,7 +1865,10 @@ async function refuse(exchange: Exchange, thrown: unknown) {
 function logExchange(exchange: Exchange) {
   const { core, req, requestId, client, token, credential, route, status, endedBy, bytesIn, bytesOut } = exchange;
   const origin = endedBy?.reason === 'no_credential' ? unlistedOrigin(exchange) : undefined;
-  core.log(levelOf(exchange), 'request', {
+  // A health check, a preflight, or metrics, which Prometheus asks for all day.
+  const isRoutine = status < 400 && (!token || exchange.target?.route === METRICS_ROUTE);
+  const isFlood = !isRoutine && countRefusal(exchange);
+  core.log(isRoutine || isFlood ? 'debug' : levelFor(exchange), 'request', {
     requestId,
     client,
     method: req.method,
@@ -1887,27 +1890,24 @@ function logExchange(exchange: Exchange) {
 }
 
 /**
- * The level of a request's log line. The first row that applies decides:
- *
- *   debug   a health check, a preflight or metrics that succeeded
- *   debug   more than 30 lines a minute of an address without a token, or of one code of refusals of a token: a flood
- *           must not fill a small computer's disk, and harmless refusals cannot hide what a stolen token tries
- *   error   a problem, or a response of the backend, with a status of 500 or more
- *   warn    the same with a status of 400 or more
- *   info    any other
+ * Counts a line about a refusal, and returns whether there have been more than 30 like it in a minute: of a token with
+ * the same code, or of an address without one. A flood must not fill a small computer's disk, and harmless refusals
+ * must not hide what a stolen token tries.
  */
-function levelOf({ core, client, token, target, endedBy, status }: Exchange) {
-  if (status < 400 && (!token || target?.route === METRICS_ROUTE)) return 'debug';
+function countRefusal({ core, client, token, endedBy, status }: Exchange) {
+  const now = core.now();
+  if (!token) return core.addressLines.take(failureKey(client), FAILURE_RATE, now) > 0;
   const { code, status: worst = status } = endedBy ?? {}; // a response that had begun has its own status
-  const lines = token ? core.tokenLines : core.addressLines;
-  const key = token ? `${token.name} ${code}` : failureKey(client);
-  // Of a token, only refusals: other problems from 500 on are failures, of the backend or of the gateway.
+  // Other problems from 500 on are failures, of the backend or of the gateway.
   const isRefusal = code === 'busy' || (endedBy && worst < 500);
-  const isCounted = !token || isRefusal;
-  if (isCounted && lines.take(key, FAILURE_RATE, core.now()) > 0) {
-    if (token) warnRarely(core, 'further refusals of a token are logged at debug level', { token: token.name, code });
-    return 'debug';
-  }
+  if (!isRefusal || core.tokenLines.take(`${token.name} ${code}`, FAILURE_RATE, now) === 0) return false;
+  warnRarely(core, 'further refusals of a token are logged at debug level', { token: token.name, code });
+  return true;
+}
+
+/** The level of a request's line. */
+function levelFor({ endedBy, status }: Exchange): Level {
+  const worst = endedBy?.status ?? status;
   if (worst >= 500) return 'error';
   return worst >= 400 ? 'warn' : 'info';
 }
@@ -4607,15 +4607,15 @@ async function readChunk(
   exchange.throwIfEnded();
   let chunk: Buffer | null = null;
   const isEnded = () => message.readableEnded || (message.complete && message.readableLength === 0);
-  const isHere = () => {
+  const tryRead = () => {
     chunk = message.read(message.readableLength > limitBytes ? limitBytes : undefined) as Buffer | null;
     return chunk !== null || isEnded() || message.destroyed;
   };
-  if (message.listenerCount('readable') === 0 && !isHere()) {
+  if (message.listenerCount('readable') === 0 && !tryRead()) {
     await undefined; // a small body often comes in one packet with the headers; node:http parses it after this call
-    if (!isHere()) { for (const event of ['readable', 'end', 'close', 'error']) message.on(event, exchange.wake); }
+    if (!tryRead()) { for (const event of ['readable', 'end', 'close', 'error']) message.on(event, exchange.wake); }
   }
-  if (chunk === null) await exchange.waitUntil(isHere, timeoutMs, late);
+  if (chunk === null) await exchange.waitUntil(tryRead, timeoutMs, late);
   if (chunk === null && !isEnded()) throw new Problem(broken, 'aborted');
   return chunk ?? undefined;
 }
