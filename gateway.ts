@@ -358,6 +358,7 @@ const ALLOW_HINTS: Hints = [
 ];
 
 const NUMBER_HINTS: Hints = [
+  [/\d\s+\+\d/, 'put a comma between two numbers'],
   [/^\*$/, 'in "senders" and "recipients" it stands alone, for everyone'],
   [/^\+?[\d ()./-]+$/, 'write "+", the country code and digits alone, in double quotes'],
 ];
@@ -5976,6 +5977,7 @@ recipients  ${recipients.join(',')}`,
  * @throws {Failure} with the token to paste, if the file cannot be written.
  */
 async function addToken({ file, env, flags }: Where, name: string, words: readonly string[]) {
+  ensure(!/^(?:\+|group\.)/.test(name), "the token's name comes before its recipients: add NAME RECIPIENT…");
   checkTokenName(name);
   for (const variable of [variableOf('tokens'), TOKENS_FILE]) {
     ensure(
@@ -6433,6 +6435,7 @@ async function runCommand(args: string[], env: NodeJS.ProcessEnv, stdin: () => B
   // The argument is not shown: it may be a secret.
   const advice = adviceFor(COMMAND_HINTS, command ?? '');
   ensure(command === undefined || isRender || isAdd || isTest, `unknown command or arguments${advice}; see --help`);
+  ensure(!values.check || !(isAdd || isTest), '--check is a command of its own; see --help');
   ensure(isAdd || values.for === undefined, '--for belongs to "add"; see --help');
   ensure(isAdd || isTest || values.from === undefined, '--from belongs to "add" and "test"; see --help');
 
@@ -6476,6 +6479,8 @@ const OPTION_HINTS: Hints = [
 ];
 
 const COMMAND_HINTS: Hints = [
+  [/^(?:add|new|create|init)$/, 'write add NAME RECIPIENT…'],
+  [/^(?:test|send)$/, 'write test NAME, or test NAME RECIPIENT'],
   [/^(?:check|demo|help|version)$/, 'put "--" before it'],
   [/\.json$/, 'write --config FILE'],
 ];
