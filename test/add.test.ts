@@ -1,4 +1,5 @@
 import { spawn } from 'node:child_process';
+import { createHash } from 'node:crypto';
 import {
   chmodSync,
   chownSync,
@@ -16,7 +17,6 @@ import { dirname, join } from 'node:path';
 import { buffer as readBytes, text as readText } from 'node:stream/consumers';
 import { suite } from 'node:test';
 import { pathToFileURL } from 'node:url';
-import { createHash } from 'node:crypto';
 import type { GatewayConfig } from '../gateway.ts';
 import { assert, until } from './assertions.ts';
 import { serve, sparePort, startBackend } from './backend.ts';
