@@ -19,18 +19,21 @@
  *
  * Run    node gateway.ts --demo                            (Node 22.18 or newer; before: npx tsx@4 gateway.ts --demo)
  *        GATEWAY_TOKENS=… GATEWAY_BACKEND_URL=http://signal-api:8080 node gateway.ts
- * Check  node gateway.ts --check --config gateway.json         (lists every mistake, or what each token may do)
- *        node gateway.ts render NAME --config gateway.json     (prints the send that a token would make from a payload)
+ * Tokens node gateway.ts add NAME RECIPIENT…                   (makes a token in gateway.json, and prints its secret)
+ *        node gateway.ts test NAME                             (sends a message as that token would)
+ * Check  node gateway.ts --check                               (lists every mistake, or what each token may do)
+ *        node gateway.ts render NAME                           (prints the send that a token would make from a payload)
  * Embed  import { createGateway } from './gateway.ts'          (importing does no work)
  *
- * Exit codes: 0 success; 1 a failure while running (the port is in use, `render` refuses the payload); 2 invalid usage
- * or configuration.
+ * Exit codes: 0 success; 1 a failure while running (the port is in use, the backend is down, `render` refuses the
+ * payload); 2 invalid usage or configuration.
  *
  * Contents. The first five sections hold types and tables that all others use. From GATEWAY to READERS a section calls
- * only functions of sections below it. The command line comes last and may call everything.
+ * only functions of sections below it. The commands come last and may call everything.
  *   PUBLIC TYPES · SETTINGS · FIXED LIMITS · PROBLEMS · ROUTES · GATEWAY · PIPELINE · TARGET · CREDENTIALS · ORIGINS ·
  *   ENDPOINTS · RATE · METRICS · REQUEST BODY · SENDS · TEMPLATES · POLICY · BODY SCAN · RELAY · GATE AND SLOTS ·
- *   CONNECT · WEBSOCKETS · READING · RESPONSES · ADDRESSES · LOG · LOADING · READERS · DEMO · COMMAND LINE · EXPORTS
+ *   CONNECT · WEBSOCKETS · READING · RESPONSES · ADDRESSES · LOG · LOADING · READERS · DEMO · ADD AND TEST ·
+ *   COMMAND LINE · EXPORTS
  *
  * Words in comments: a "send" is a request that sends a message, by /v2/send or /v1/send. "Attack:" begins what a check
  * prevents. "UNTIL …:" begins a workaround for a runtime, and says when the workaround can go.
@@ -41,7 +44,21 @@
 import { isUtf8 } from 'node:buffer';
 import crypto, { createPrivateKey, randomBytes, randomUUID, X509Certificate } from 'node:crypto';
 import { once } from 'node:events';
-import { readFileSync, statSync } from 'node:fs';
+import {
+  closeSync,
+  fchmodSync,
+  fchownSync,
+  fstatSync,
+  fsyncSync,
+  lstatSync,
+  openSync,
+  readFileSync,
+  realpathSync,
+  renameSync,
+  rmSync,
+  statSync,
+  writeFileSync,
+} from 'node:fs';
 import http, { IncomingMessage, type OutgoingHttpHeaders, ServerResponse } from 'node:http';
 import { createRequire } from 'node:module';
 import https from 'node:https';
@@ -49,6 +66,7 @@ import { type AddressInfo, BlockList, type IPVersion, isIP, Socket } from 'node:
 import { isAbsolute, resolve } from 'node:path';
 import { text as readAll } from 'node:stream/consumers';
 import { createSecureContext } from 'node:tls';
+import { isatty } from 'node:tty';
 import { fileURLToPath, urlToHttpOptions } from 'node:url';
 import { isDeepStrictEqual, parseArgs } from 'node:util';
 
@@ -151,6 +169,19 @@ interface GatewayConfig {
    */
   tokens?: Record<string, TokenConfig>;
   /**
+   * The `defaults` of every token that has no `senders`, `recipients` and `defaults` of its own, and of the gateway
+   * without tokens. They confine as a token's own do. A token with any of the three has none of the top-level ones.
+   */
+  defaults?: {
+    number?: string;
+    recipients?: string[];
+    text_mode?: 'normal' | 'styled';
+  };
+  /** The `senders` of every token that has no `senders`, `recipients` and `defaults` of its own. */
+  senders?: string[];
+  /** The `recipients` of every token that has no `senders`, `recipients` and `defaults` of its own. */
+  recipients?: string[];
+  /**
    * The endpoints that may be called: the groups send, info, receive, messaging, setup, metrics, and patterns such as
    * `GET /v1/groups/:number` or `* /v1/groups/*`. A token with `setup` can take over the account. With the pattern
    * `GET /v2/send`, a token that has `defaults` or `message` can send by GET, with the `message` in the query.
@@ -191,7 +222,10 @@ interface GatewayConfig {
   };
 }
 
-/** One token. A field that also exists at the top level replaces that value; if absent, the token inherits it. */
+/**
+ * One token. A field that also exists at the top level replaces that value; if absent, the token inherits it. `senders`,
+ * `recipients` and `defaults` are inherited together, by a token that has none of them.
+ */
 interface TokenConfig {
   /**
    * The secret, with at least 16 characters; or its digest, as `sha256:` and 64 hexadecimal digits. A digest is useless
@@ -324,6 +358,7 @@ const ALLOW_HINTS: Hints = [
 ];
 
 const NUMBER_HINTS: Hints = [
+  [/\d\s+\+\d/, 'put a comma between two numbers'],
   [/^\*$/, 'in "senders" and "recipients" it stands alone, for everyone'],
   [/^\+?[\d ()./-]+$/, 'write "+", the country code and digits alone, in double quotes'],
 ];
@@ -342,6 +377,9 @@ const readMethods = listOf(wordOf(METHOD_NAMES));
 const readRate = scalarOf('a rate such as 30/1m', parseRate);
 /** The phone number of an account or a person, in the backend's format. */
 const readNumber = textThat((text) => NUMBER.test(text), '"+" and 5 to 15 digits', NUMBER_HINTS);
+const readSenders = listOrEveryone(readNumber);
+const readRecipients = listOrEveryone(readerOfRecipients(true));
+const readTextMode = wordOf(['normal', 'styled']);
 
 /**
  * The settings of the top level. The loader and `--help` use these rows. A test compares them with the table in
@@ -374,6 +412,11 @@ const SETTINGS = {
     'false',
   ],
   'tokens': [readTokens, 'SECRET or name=SECRET, …; in the file an object, name to settings'],
+  'defaults.number': [readNumber, 'account of a send that names none, for tokens without lists'],
+  'defaults.recipients': [readDefaultRecipients, 'recipients of a send that names none, for the same tokens'],
+  'defaults.text_mode': [readTextMode, 'normal or styled, for the same tokens'],
+  'senders': [readSenders, 'accounts that tokens without lists of their own may use; any if absent'],
+  'recipients': [readRecipients, 'where tokens without lists of their own may send; anyone if absent'],
   'allow': [readAllow, 'of send, info, receive, messaging, setup, metrics, "GET /v1/groups/*"', 'send,info'],
   'rate': [readRate, 'requests per time for each token, such as 30/1m'],
   'clients': [readAddresses, 'addresses and CIDR ranges that may connect; any if absent'],
@@ -405,8 +448,8 @@ const TOKEN_READERS = {
   clients: readAddresses,
   secret: readSecret,
   secretFile: (path: unknown) => readSecret(readFile(path).trim()), // editors end a file with a line feed
-  senders: listOrEveryone(readNumber),
-  recipients: listOrEveryone(readerOfRecipients(true)),
+  senders: readSenders,
+  recipients: readRecipients,
   expires: scalarOf(
     'a date such as 2027-06-30 (valid through that day, UTC) or a time such as 2027-06-30T12:00:00Z',
     parseExpiry,
@@ -615,6 +658,15 @@ const FLUSH_MS = 500;
 const WATCH_MS = 500;
 /** How long a changed file must stay unchanged before it is read, because it may be half written. */
 const SETTLE_MS = 1200;
+
+/** How many groups, and how many contacts, `add` lists. */
+const KNOWN_LIMIT = 100;
+/** How long the backend may take to list what it knows. In some of its modes it starts a Java program for that. */
+const LIST_TIMEOUT_MS = 60_000;
+/** The longest answer of the backend that `add` and `test` read. A large account's contacts have a few MiB. */
+const ANSWER_LIMIT_BYTES = 16 * 1024 * 1024;
+/** The longest time that a timer can have: `test` waits as long as `backend.timeout` says. */
+const TIMER_LIMIT_MS = 2 ** 31 - 1;
 
 // #endregion
 
@@ -4824,15 +4876,21 @@ class Sources extends Mistakes {
 }
 
 /**
- * Reads file, environment and flags. For each setting the last of these that gives a value wins.
+ * Reads file, environment and flags. For each setting the last of these that gives a value wins. `text` is what the file
+ * will contain, if that is to be checked before it is written.
  * @throws {ConfigError} with every mistake.
  */
 function loadSettings(
-  { file, env = {}, flags = {} }: { file?: string | undefined; env?: NodeJS.ProcessEnv; flags?: JsonObject },
+  { file, text, env = {}, flags = {} }: {
+    file?: string | undefined;
+    text?: string | undefined;
+    env?: NodeJS.ProcessEnv;
+    flags?: JsonObject;
+  },
 ) {
   const sources = new Sources();
   FILES_READ.clear();
-  if (file) noteFile(sources, file);
+  if (file) noteFile(sources, file, text);
   noteEnv(sources, env);
   sources.note('listen', flags.listen, '--listen');
   sources.note('backend.url', flags.backend, '--backend');
@@ -4851,14 +4909,14 @@ function embeddedSettings(config: GatewayConfig, options: GatewayOptions = {}) {
   return readSettings(sources);
 }
 
-/** Matches, in JSON.stringify's form, a secret that is not a digest, or a password in the backend's URL. */
-const PLAIN_SECRET = /"secret":"(?!sha256:)|"url":"[^"/]*\/\/[^"/]*@/i;
+/** Matches, in JSON.stringify's form, a secret that is not a digest, tokens in text, or a password in the backend's URL. */
+const PLAIN_SECRET = /"secret":"(?!sha256:)|"tokens":"|"url":"[^"/]*\/\/[^"/]*@/i;
 
 /**
  * Notes the settings of a file. An unreadable file is a mistake, because without its tokens the gateway might be open.
  */
-function noteFile(sources: Sources, file: string) {
-  const text = sources.collect('configuration', () => readFile(file));
+function noteFile(sources: Sources, file: string, given?: string) {
+  const text = given ?? sources.collect('configuration', () => readFile(file));
   if (text === undefined) return;
   sources.readFrom.push(`the file ${resolve(file)}`);
   const at = showPath(file);
@@ -4868,7 +4926,8 @@ function noteFile(sources: Sources, file: string) {
   for (const { key, index } of repeatedKeys(text)) {
     sources.add(at, `${placeAfter(text.slice(0, index))}: ${showValue(key, 'a key')} is given twice in one object`);
   }
-  if (PLAIN_SECRET.test(JSON.stringify(config)) && statSync(file).mode & 0o004) {
+  const mode = statSync(file, { throwIfNoEntry: false })?.mode ?? 0;
+  if (PLAIN_SECRET.test(JSON.stringify(config)) && mode & 0o004) {
     sources.warnings.push(`${at} contains plain secrets and is readable by all users (chmod o-r)`);
   }
 }
@@ -5036,15 +5095,35 @@ function listInForce(
   return own ?? (ofDefaults ? new Set(ofDefaults) : undefined);
 }
 
+/** The lists and defaults of the top level, for tokens that have none of their own. */
+function sharedLists(
+  { senders, recipients, ...settings }: Settings,
+): { [Field in 'senders' | 'recipients' | 'defaults']: TokenSettings[Field] } {
+  const fields = {
+    number: settings['defaults.number'],
+    recipients: settings['defaults.recipients'],
+    text_mode: settings['defaults.text_mode'],
+  };
+  const given = membersOf(fields);
+  const defaults = given.length > 0 ? Object.fromEntries(given) as TokenSettings['defaults'] : undefined;
+  return { senders, recipients, defaults };
+}
+
 /** Makes the rules of a configuration. They never change: a request keeps those that it began with. */
 function makeRules(settings: Settings) {
   const { 'auth.methods': methods, allow, rate, clients } = settings;
+  const shared = sharedLists(settings);
   // A token's own value replaces an inherited one whole: merged, a list could only become wider.
-  const resolve = ({ senders, recipients, ...own }: TokenSettings) => ({
-    ...{ methods, allow, rate, clients, expires: Infinity, ...own },
-    senders: listInForce(senders, own.defaults?.number && [own.defaults.number]),
-    recipients: listInForce(recipients, own.defaults?.recipients),
-  } as Token);
+  const resolve = (own: TokenSettings) => {
+    const hasOwn = (own.senders ?? own.recipients ?? own.defaults) !== undefined;
+    const { senders, recipients, defaults } = hasOwn ? own : shared;
+    return {
+      ...{ methods, allow, rate, clients, expires: Infinity, ...own },
+      defaults,
+      senders: listInForce(senders, defaults?.number && [defaults.number]),
+      recipients: listInForce(recipients, defaults?.recipients),
+    } as Token;
+  };
   const tokens = settings.tokens.map(resolve);
   /** The token of every request, if none is configured. */
   const anonymous = tokens.length === 0 ? resolve({ name: 'anonymous', digest: '' }) : undefined;
@@ -5257,6 +5336,11 @@ function parseExpiry(text: string) {
 /** A UUID or a user name. A name that begins with `group.` is a group for the backend. */
 const PERSON = /^(?:[\da-f]{8}(?:-[\da-f]{4}){3}-[\da-f]{12}|(?!group\.)[a-z_]\w{2,31}\.\d{2,})$/i;
 
+/** Whether a send can be addressed to this: a phone number, a UUID, a user name, or a group's id. */
+function isRecipient(text: string) {
+  return NUMBER.test(text) || PERSON.test(text) || isGroupId(text);
+}
+
 /**
  * Makes a reader of single recipients. They are compared as written, so a number without its plus would never match.
  * @param takesAnyGroup whether `group.*` stands for any group. No send can be addressed to that.
@@ -5264,7 +5348,7 @@ const PERSON = /^(?:[\da-f]{8}(?:-[\da-f]{4}){3}-[\da-f]{12}|(?!group\.)[a-z_]\w
 function readerOfRecipients(takesAnyGroup: boolean) {
   const groups = takesAnyGroup ? ", a group's id or group.*" : " or a group's id";
   return textThat(
-    (text) => (takesAnyGroup && text === 'group.*') || NUMBER.test(text) || PERSON.test(text) || isGroupId(text),
+    (text) => (takesAnyGroup && text === 'group.*') || isRecipient(text),
     `a phone number ("+" and 5 to 15 digits), a user name (name.01), a UUID${groups}`,
     RECIPIENT_HINTS,
   );
@@ -5273,13 +5357,13 @@ function readerOfRecipients(takesAnyGroup: boolean) {
 /** Reads `defaults`, as strictly as a token's lists: a bad recipient should be found now, not with the first alert. */
 function readDefaults(value: unknown) {
   ensure(isObject(value), 'must be an object with number, recipients, text_mode');
+  return readMembers({ number: readNumber, recipients: readDefaultRecipients, text_mode: readTextMode }, value);
+}
+
+function readDefaultRecipients(list: unknown) {
   // So that no send is larger than what may be held.
-  ensure(JSON.stringify(value).length <= PAYLOAD_LIMIT_BYTES, `is larger than ${showSize(PAYLOAD_LIMIT_BYTES)}`);
-  return readMembers({
-    number: readNumber,
-    recipients: (list: unknown) => [...listOf(readerOfRecipients(false))(list)],
-    text_mode: wordOf(['normal', 'styled']),
-  }, value);
+  ensure(JSON.stringify(list).length <= PAYLOAD_LIMIT_BYTES, `is larger than ${showSize(PAYLOAD_LIMIT_BYTES)}`);
+  return [...listOf(readerOfRecipients(false))(list)];
 }
 
 /** Why a connection or a request to the backend failed, for the log, without an address or a path. */
@@ -5649,6 +5733,554 @@ curl -X POST '${url}/v1/register/${number}' -u 'api:${secret}'
 
 // #endregion
 
+// #region ADD AND TEST
+// `add` makes a token and puts it into the file. `test` sends a message as a token would. Neither asks a question, so
+// both work over ssh, in `docker compose exec` and in scripts. What the backend answers is not trusted: strangers choose
+// their own names and those of groups, and something else than a backend may listen there.
+
+/** Where the configuration of a command comes from. */
+interface Where {
+  file: string;
+  env: NodeJS.ProcessEnv;
+  flags: Flags;
+}
+
+/** A failure while running, told in full. `said` is for standard output, because it must not be lost. */
+class Failure extends Error {
+  readonly said: string;
+
+  constructor(message: string, said = '') {
+    super(message);
+    this.said = said;
+  }
+}
+
+/** What the line of a client needs. `host` includes the port. */
+interface LineParts {
+  scheme: string;
+  host: string;
+  secret: string;
+  number: string;
+  recipients: readonly string[];
+}
+
+/** One kind of client, for `--for`. */
+interface Client {
+  allow: string[];
+  /** Those that its line uses, so that it works whatever the top level says. */
+  methods: AuthMethod[];
+  /** Whether its sends name account and recipients; those of the others get them as `defaults`. Absent: it never sends. */
+  names?: 'itself' | 'by defaults';
+  /** What its owner copies into the client. */
+  line: (parts: LineParts) => string;
+}
+
+/** The clients of `--for`. A test compares this table with the pages. To support another client, add a row. */
+const CLIENTS: Record<string, Client> = {
+  'script': {
+    allow: ['send'],
+    methods: ['basic', 'bearer'],
+    names: 'by defaults',
+    line: ({ scheme, host, secret }) => `curl -u api:${secret} -d Hello ${scheme}://${host}/v2/send`,
+  },
+  'webhook': {
+    allow: ['send'],
+    methods: ['bearer', 'basic'],
+    names: 'by defaults',
+    line: ({ scheme, host, secret }) => `URL     ${scheme}://${host}/v2/send\nheader  Authorization: Bearer ${secret}`,
+  },
+  'grafana': {
+    allow: ['send'],
+    methods: ['bearer'],
+    names: 'by defaults',
+    line: ({ scheme, host, secret }) =>
+      `URL     ${scheme}://${host}/v2/send\nAuthorization Header: scheme Bearer, credentials ${secret}`,
+  },
+  'home-assistant': {
+    allow: ['send', 'info'],
+    methods: ['basic'],
+    names: 'itself',
+    line: ({ scheme, host, secret, number, recipients }) =>
+      `notify:
+  - platform: signal_messenger
+    name: signal
+    url: "${scheme}://api:${secret}@${host}"
+    number: "${number}"
+    recipients: ${JSON.stringify(recipients)}`,
+  },
+  'uptime-kuma': {
+    allow: ['send'],
+    methods: ['basic'],
+    names: 'itself',
+    line: ({ scheme, host, secret, number, recipients }) =>
+      `notification type "Signal"
+post URL    ${scheme}://api:${secret}@${host}/v2/send
+number      ${number}
+recipients  ${recipients.join(',')}`,
+  },
+  'apprise': {
+    allow: ['send'],
+    methods: ['basic'],
+    names: 'itself',
+    // It gives up after 4 s, unless told otherwise, although the message may still arrive.
+    line: ({ scheme, host, secret, number, recipients }) =>
+      `${scheme.replace('http', 'signal')}://api:${secret}@${host}/${[number, ...recipients].join('/')}?rto=60`,
+  },
+  'shoutrrr': {
+    allow: ['send'],
+    methods: ['bearer'],
+    names: 'itself',
+    line: ({ scheme, host, secret, number, recipients }) =>
+      `signal://${host}/${[number, ...recipients].join('/')}?token=${secret}${
+        scheme === 'http' ? '&disabletls=yes' : ''
+      }`,
+  },
+  'n8n': {
+    allow: ['messaging', 'info'],
+    methods: ['bearer'],
+    names: 'itself',
+    line: ({ scheme, host, secret }) => `API URL    ${scheme}://${host}\nAPI token  ${secret}`,
+  },
+  'openclaw': {
+    allow: ['messaging', 'info'],
+    methods: ['path'], // it refuses a user in its URL, and has no setting for a header
+    names: 'itself',
+    line: ({ scheme, host, secret }) => `url: ${scheme}://${host}/@auth=${secret}`,
+  },
+  'bot': {
+    allow: ['messaging', 'info'],
+    methods: ['bearer', 'basic'],
+    names: 'itself',
+    line: ({ host, secret }) => `signal_service: "${host}"\nauth: {type: bearer, token: ${secret}}`,
+  },
+  'prometheus': {
+    allow: ['metrics'],
+    methods: ['bearer'],
+    line: ({ scheme, host, secret }) =>
+      `scrape_configs:
+  - job_name: signal-gateway
+    scheme: ${scheme}
+    authorization: { credentials: ${secret} }
+    static_configs: [{ targets: ["${host}"] }]`,
+  },
+};
+
+/**
+ * Makes a token, and puts it into the file.
+ * @returns what its owner needs to know, with the secret, which is shown this once.
+ * @throws {Failure} with the token to paste, if the file cannot be written.
+ */
+async function addToken({ file, env, flags }: Where, name: string, words: readonly string[]) {
+  ensure(!/^(?:\+|group\.)/.test(name), "the token's name comes before its recipients: add NAME RECIPIENT…");
+  checkTokenName(name);
+  for (const variable of [variableOf('tokens'), TOKENS_FILE]) {
+    ensure(
+      !(variable in env),
+      `${variable} is set and replaces all tokens of a file: unset it, or add the token there`,
+    );
+  }
+  const kind = attempt(() => wordOf(Object.keys(CLIENTS))(flags.for ?? 'script'), ({ message }) => `--for: ${message}`);
+  const client = CLIENTS[kind]!;
+  const before = isThere(file) ? readFile(file) : undefined;
+  const text = before ?? newFile(env, flags);
+  const secret = randomBytes(32).toString('base64url');
+  const rights = { secret: `sha256:${digestOf(secret)}`, allow: client.allow, methods: client.methods };
+  // With the token, because a file without any may be a mistake that this token mends.
+  const settings = loadSettings({ file, text: insertToken(file, text, name, rights), env, flags });
+
+  const isSender = client.names !== undefined;
+  ensure(isSender || (words.length === 0 && !flags.from), `"${kind}" sends to nobody: give no recipient and no --from`);
+  words.forEach(checkWord);
+  const number = isSender ? await findAccount(settings, flags.from) : '';
+  if (isSender && words.length === 0) throw new UsageError(await listKnown(settings, name, number));
+  const recipients = await findRecipients(settings, number, words);
+  const ids = recipients.map(({ id }) => id);
+  if (client.names === 'by defaults') checkOneSend(ids);
+  const lists = client.names === 'itself'
+    ? { senders: [number], recipients: ids }
+    : { defaults: { number, recipients: ids } };
+  const token = isSender ? { ...rights, ...lists } : rights;
+
+  const after = insertToken(file, text, name, token);
+  loadSettings({ file, text: after, env, flags }); // what is written is what the gateway accepts
+  const address = addressFor(settings);
+  const line = client.line({ ...address, secret, number, recipients: ids });
+  const advice = address.host.startsWith('HOST')
+    ? '\n\nHOST stands for the name or address by which the client reaches this gateway.'
+    : '';
+  const shown = resolve(file);
+  let owner;
+  try {
+    owner = replaceFile(file, before, after);
+  } catch (error) {
+    if (error instanceof UsageError) throw error;
+    const block = before === undefined ? after : `    ${blockOf(name, token)}\n`;
+    const where = before === undefined ? 'save the lines above as that file' : 'put the first lines into its "tokens"';
+    const { code, name: kindOfError } = error as NodeJS.ErrnoException;
+    const hint = adviceFor(WRITE_HINTS, code ?? '');
+    throw new Failure(
+      `${shown} cannot be written (${code ?? kindOfError}${hint}); nothing was changed: ${where}`,
+      `${block}\n${line}${advice}`,
+    );
+  }
+  const persons = recipients.map(({ id, title }) => title ? `${id} (${title})` : id).join(', ');
+  const may = isSender ? `may send from ${number} to ${persons}` : 'may read the metrics';
+  const force = before === undefined
+    ? 'The file is new: start the gateway with it, or start it again.'
+    : `A gateway that runs with this file accepts it in ${Math.ceil((WATCH_MS + SETTLE_MS) / 1000)} s.`;
+  return `"${name}" is in ${shown}${owner}: it ${may}.\n${force}\n\n${line}${advice}`;
+}
+
+/** What a new file contains before its first token: the backend, if its address was given. */
+function newFile(env: NodeJS.ProcessEnv, flags: Flags) {
+  const url = flags.backend ?? env[variableOf('backend.url')];
+  return `${JSON.stringify(url === undefined ? {} : { backend: { url } }, null, 2)}\n`;
+}
+
+/**
+ * The text of a file with one more token. Everything else stays as its owner wrote it.
+ * @throws {UsageError} if the text is no configuration, or has a token of that name.
+ */
+function insertToken(file: string, text: string, name: string, token: TokenConfig) {
+  const config = attempt(() => parseFile(text), ({ message }) => `${showPath(file)}: ${message}`) as JsonObject;
+  const { tokens } = config;
+  const advice = 'write it as an object: { "NAME": { "secret": "SECRET" } }';
+  ensure(tokens === undefined || isObject(tokens), `tokens: only an object can get another token; ${advice}`);
+  ensure(
+    !Object.hasOwn(tokens ?? {}, name),
+    `there is a token "${name}" already; choose another name, or first remove it from ${showPath(file)}`,
+  );
+  const block = blockOf(name, token);
+  if (tokens) return insertMember(text, endOfObject(text, 'tokens')!, `\n    ${block}\n  `);
+  return insertMember(text, endOfObject(text)!, `\n  "tokens": {\n    ${block}\n  }\n`);
+}
+
+/** Inserts the last member of an object. @param end the index of the object's closing brace. */
+function insertMember(text: string, end: number, member: string) {
+  const head = text.slice(0, end).trimEnd();
+  return `${head}${head.endsWith('{') ? '' : ','}${member}${text.slice(end)}`;
+}
+
+/** The index of the brace that closes the object of a top-level key or, without one, the whole text, which is valid JSON. */
+function endOfObject(text: string, wanted?: string) {
+  let depth = 0;
+  let key: string | undefined;
+  for (const { 0: token, 1: quoted = '', 2: colon, index } of text.matchAll(KEYS_AND_BRACES)) {
+    if (token === '{') depth++;
+    if (token === '}') depth--;
+    if (colon && depth === 1) key = decodeKey(quoted);
+    const isEnd = wanted === undefined ? depth === 0 : depth === 1 && key === wanted;
+    if (token === '}' && isEnd) return index;
+  }
+  return undefined;
+}
+
+/** A token as it stands in the file, a setting on each line. */
+function blockOf(name: string, token: TokenConfig) {
+  // A line feed never stands within a string of JSON.
+  const inOneLine = (value: unknown) => {
+    return JSON.stringify(value, null, 1).replace(/\[\n\s*/g, '[').replace(/\n\s*\]/g, ']').replace(/\n\s*/g, ' ');
+  };
+  const lines = Object.entries(token).map(([key, value]) => `      "${key}": ${inOneLine(value)}`);
+  return `"${name}": {\n${lines.join(',\n')}\n    }`;
+}
+
+/** Whether there is something at a path, even a link to nothing, or what cannot be looked at. */
+function isThere(path: string) {
+  try {
+    lstatSync(path);
+    return true;
+  } catch (error) {
+    return (error as NodeJS.ErrnoException).code !== 'ENOENT';
+  }
+}
+
+/** Why a file cannot be written, by the code of the error. */
+const WRITE_HINTS: Hints = [
+  [/^(?:EROFS|EACCES)$/, 'it is read-only here'],
+  [/^EPERM$/, 'it belongs to another user'],
+  [/^EBUSY$/, 'it is mounted by itself, so it cannot be replaced'],
+];
+
+/**
+ * Replaces a file, or creates it with mode 600, in one step: a gateway that reads it meanwhile never finds half of it. A
+ * link stays, and what it leads to is replaced. Mode and owner stay as they were.
+ * @param before what the file contained when it was read; undefined if there was none.
+ * @returns a remark for the owner, or ''.
+ * @throws {UsageError} if the file has changed since; and the error of the file system. Nothing was changed then.
+ */
+function replaceFile(file: string, before: string | undefined, after: string) {
+  const path = before === undefined ? resolve(file) : realpathSync(file);
+  const old = before === undefined ? undefined : statSync(path);
+  if (old) closeSync(openSync(path, 'r+')); // fails if the file itself is read-only, in a folder that is not
+  const next = `${path}.${randomBytes(6).toString('hex')}.new`;
+  const descriptor = openSync(next, 'wx', 0o600);
+  try {
+    const { uid, gid } = fstatSync(descriptor);
+    const isForeign = old !== undefined && (old.uid !== uid || old.gid !== gid);
+    try {
+      writeFileSync(descriptor, after);
+      if (isForeign) fchownSync(descriptor, old.uid, old.gid); // root can; otherwise the owner could lose the file
+      if (old) fchmodSync(descriptor, old.mode & 0o777);
+      fsyncSync(descriptor);
+    } finally {
+      closeSync(descriptor);
+    }
+    const now = isThere(path) ? readFileSync(path, 'utf8') : undefined;
+    ensure(now === before, `${resolve(file)} has changed meanwhile; nothing was written: run the command again`);
+    renameSync(next, path);
+    return old && old.uid !== uid ? `, which still belongs to user ${old.uid}` : '';
+  } catch (error) {
+    rmSync(next, { force: true });
+    throw error;
+  }
+}
+
+/** How a client on this machine reaches the gateway, or HOST where only its owner knows that. */
+function addressFor({ listen: { host, port, isLocal }, 'tls.cert': cert }: Settings) {
+  const isNamed = cert === undefined && (isLocal || isIP(host) !== 0) && !/^(?:0\.0\.0\.0|::)$/.test(host);
+  const named = isIP(host) === 6 ? `[${host}]` : host;
+  return { scheme: cert === undefined ? 'http' : 'https', host: `${isNamed ? named : 'HOST'}:${port}` };
+}
+
+/**
+ * The account that a token sends from: the one that was asked for, that of the configuration, or the backend's only one.
+ * @throws {UsageError} if there are several.
+ */
+async function findAccount(settings: Settings, wanted?: string) {
+  if (wanted !== undefined) {
+    ensure(NUMBER.test(wanted), '--from: an account is "+", the country code and digits alone, such as +4915112345678');
+    return wanted;
+  }
+  if (settings['defaults.number']) return settings['defaults.number'];
+  const ofTokens = new Set(
+    makeRules(settings).all.flatMap((
+      { senders, defaults },
+    ) => [...(senders ?? []), ...(defaults?.number ? [defaults.number] : [])]),
+  );
+  if (ofTokens.size === 1) return [...ofTokens][0]!;
+  const accounts = await askForList(
+    settings,
+    '/v1/accounts',
+    (entry) => typeof entry === 'string' && NUMBER.test(entry),
+  );
+  const { name } = settings['backend.url'];
+  if (accounts.length === 0) {
+    const advice = "link it to your phone first, with the backend's /v1/qrcodelink, as the README says";
+    throw new Failure(`the backend ${name} has no account: ${advice}`);
+  }
+  const all = joinFirst(accounts, ', ');
+  ensure(accounts.length === 1, `the backend ${name} has several accounts: choose one with --from NUMBER, of ${all}`);
+  return accounts[0]!;
+}
+
+/** A group of the backend. Its name is what anyone in it has chosen. */
+type Group = { id: string; name: string };
+
+function listGroups(settings: Settings, number: string) {
+  return askForList(settings, `/v1/groups/${encodeURIComponent(number)}`, (entry): entry is Group => {
+    return isObject(entry) && typeof entry.id === 'string' && typeof entry.name === 'string';
+  });
+}
+
+/** A person whom the backend knows. */
+type Contact = { number?: unknown; uuid?: unknown; name?: unknown; profile_name?: unknown };
+
+function listContacts(settings: Settings, number: string) {
+  return askForList(
+    settings,
+    `/v1/contacts/${encodeURIComponent(number)}`,
+    (entry): entry is Contact => isObject(entry),
+  );
+}
+
+/** What the backend knows, for somebody who has named no recipient. Ids come first, so that no name can look like one. */
+async function listKnown(settings: Settings, name: string, number: string) {
+  const groups = (await listGroups(settings, number)).map(({ id, name }) => ['group', id, name] as const);
+  const contacts = (await listContacts(settings, number)).map((contact) => {
+    const id = [contact.number, contact.uuid].find((each) => typeof each === 'string' && isRecipient(each)) ?? '';
+    return ['contact', id as string, contact.name || contact.profile_name] as const;
+  });
+  const rowsOf = (known: readonly (readonly [kind: string, id: string, name: unknown])[]) => {
+    const rows = known.filter(([, id]) => isRecipient(id));
+    const more = rows.length > KNOWN_LIMIT ? [`  and ${rows.length - KNOWN_LIMIT} more`] : [];
+    const shown = rows.slice(0, KNOWN_LIMIT);
+    return [...shown.map(([kind, id, name]) => `  ${kind.padEnd(8)} ${id}  ${showName(name)}`.trimEnd()), ...more];
+  };
+  return [
+    `say who may get its messages: add ${name} RECIPIENT…, by number, UUID, user name, or a group's id or name.`,
+    `The backend ${settings['backend.url'].name} knows`,
+    `  account  ${number}`,
+    ...rowsOf(groups),
+    ...rowsOf(contacts),
+  ].join('\n');
+}
+
+/** The recipients that the words of a command line name, once they are checked. Only groups' names need the backend. */
+async function findRecipients(settings: Settings, number: string, words: readonly string[]) {
+  const groups = words.every(isRecipient) ? [] : await listGroups(settings, number);
+  const found = words.map((word, i) => isRecipient(word) ? { id: word, title: '' } : findGroup(groups, word, i));
+  return [...new Map(found.map((each) => [each.id, each])).values()];
+}
+
+/** Refuses a word that is meant as a recipient, but is not written as one. */
+function checkWord(word: string, i: number) {
+  if (isRecipient(word)) return;
+  const at = `recipient ${i + 1}`;
+  const isNumber = /^\+?[\d ()./-]+$/.test(word);
+  ensure(!isNumber, `${at}: write a phone number as "+", the country code and digits alone, such as +4915112345678`);
+  ensure(!/^(?:group\.)?\*$/.test(word), `${at}: add the token with one recipient, and write "${word}" into the file`);
+  const hint = hintFor(RECIPIENT_HINTS, word);
+  ensure(hint === undefined, `${at}: ${hint}`);
+}
+
+/**
+ * The only group that has a name, compared exactly. People are never found by name: a stranger chooses their own.
+ * @throws {UsageError} if there is none, or several.
+ */
+function findGroup(groups: readonly Group[], word: string, i: number) {
+  const ids = groups.filter(({ name, id }) => name === word && isGroupId(id)).map(({ id }) => id);
+  const advice = 'people are given by number, user name or UUID; "add NAME" alone lists what the backend knows';
+  ensure(ids.length > 0, `recipient ${i + 1}: the backend has no group with exactly this name; ${advice}`);
+  ensure(
+    ids.length === 1,
+    `recipient ${i + 1}: several groups have this name; give the id of one: ${joinFirst(ids, ', ')}`,
+  );
+  return { id: ids[0]!, title: showName(word) };
+}
+
+/** Refuses recipients that the backend does not take together, as the defaults of a send would name them. */
+function checkOneSend(ids: readonly string[]) {
+  const kinds = new Set(ids.map((id) => kindOf(id).replace('a UUID', 'a phone number')));
+  const isOne = kinds.size <= 1 && (ids.length <= 1 || !kinds.has('a group'));
+  ensure(isOne, 'one send goes to phone numbers and UUIDs, or to user names, or to one group: make a token for each');
+}
+
+/** A name that a stranger may have chosen, so that it can neither steer a terminal nor fill it. */
+function showName(name: unknown) {
+  const [...letters] = cleanText(typeof name === 'string' ? name : '').replace(
+    /[\p{Cc}\p{Cf}\p{Cs}\p{Zl}\p{Zp}]/gu,
+    '',
+  );
+  return letters.length > 40 ? `${letters.slice(0, 40).join('')}…` : letters.join('');
+}
+
+/** What the backend has said, for a person: without what steers a terminal, and not without end. */
+function showAnswer(text: string) {
+  return cleanText(text).replace(/[\p{Cf}\s]+/gu, ' ').trim().slice(0, 500) || 'an empty body';
+}
+
+/**
+ * Makes a request to the backend, at most within `backend.timeout`.
+ * @throws {Failure} if there is no answer.
+ */
+async function askBackendFor(settings: Settings, path: string, init: RequestInit = {}, limitMs = LIST_TIMEOUT_MS) {
+  const { name, authorization } = settings['backend.url'];
+  const headers = {
+    'User-Agent': `signal-gateway/${VERSION}`,
+    ...(authorization && { Authorization: authorization }),
+    ...(init.body && { 'Content-Type': 'application/json' }),
+  };
+  const signal = AbortSignal.timeout(Math.min(settings['backend.timeout'], limitMs));
+  try {
+    const response = await fetch(`${name}${path}`, { ...init, headers, redirect: 'manual', signal });
+    const chunks: Uint8Array[] = [];
+    let bytes = 0;
+    for await (const chunk of response.body ?? []) {
+      chunks.push(chunk);
+      bytes += chunk.length;
+      if (bytes > ANSWER_LIMIT_BYTES) throw new Error('its answer does not end');
+    }
+    return { status: response.status, text: Buffer.concat(chunks).toString() };
+  } catch (error) {
+    const { reason, hint } = reasonOfFetch(error);
+    const isSure = init.method !== 'POST' || /refused|ENOTFOUND|EAI_AGAIN/i.test(reason);
+    const outcome = isSure ? '' : '; the message may have been sent';
+    throw new Failure(`the backend ${name} did not answer (${reason}): ${hint}${outcome}`);
+  }
+}
+
+/** Why a fetch failed, in the words of the runtime, and what to do. */
+function reasonOfFetch(error: unknown) {
+  const { name, message, cause } = error as Error & { cause?: NodeJS.ErrnoException };
+  const reason = name === 'TimeoutError' ? 'timeout' : cause?.code ?? cause?.message ?? message;
+  return { reason, hint: hintFor(ASK_HINTS, `${reason} ${message}`) };
+}
+
+/**
+ * Asks the backend for a list.
+ * @throws {Failure} if it does not answer with a list of such entries.
+ */
+async function askForList<T>(settings: Settings, path: string, isEntry: (entry: unknown) => entry is T): Promise<T[]>;
+async function askForList(settings: Settings, path: string, isEntry: (entry: unknown) => boolean): Promise<string[]>;
+async function askForList(settings: Settings, path: string, isEntry: (entry: unknown) => boolean) {
+  const { name } = settings['backend.url'];
+  const { status, text } = await askBackendFor(settings, path);
+  const said = `the backend ${name} answers GET ${path} with ${status}`;
+  if (status !== 200) {
+    throw new Failure(`${said}: ${showAnswer(text)}${hintForAnswer(status, text)}`);
+  }
+  const list = readAnswer(text) ?? [];
+  const isRight = Array.isArray(list) && list.every(isEntry);
+  if (!isRight) throw new Failure(`${said}, but not as signal-cli-rest-api does: correct backend.url`);
+  return list;
+}
+
+/** What to do about an answer that is no success, as the end of a sentence. What the backend itself says needs no guess. */
+function hintForAnswer(status: number, text: string) {
+  if (/"code":"unauthorized"/.test(text)) return adviceFor(ASK_HINTS, 'own_address');
+  if (status !== 401 && /^\s*\{"error":/.test(text)) return '';
+  return status >= 500 ? "; the backend's own log says why" : adviceFor(ASK_HINTS, `status ${status}`);
+}
+
+/** JSON, or a text that is none as it stands. Go writes an empty list as null where it was never made. */
+function readAnswer(text: string): unknown {
+  try {
+    return JSON.parse(text);
+  } catch {
+    return text;
+  }
+}
+
+/** What to do about what the backend says of a send. */
+const SEND_HINTS: Hints = [
+  [/account does not exist|not registered/i, 'the backend does not have this account: correct the number, or link it'],
+  [/challenge|rate.?limit/i, 'Signal asks for a captcha: see the rate-limit challenge of the backend'],
+  [/UNREGISTERED/i, 'a recipient has no Signal account with this number'],
+];
+
+/**
+ * Sends a message as a token would, but straight to the backend, so that no secret is needed. A failure is then one of
+ * the backend or of Signal; if it succeeds, what is wrong is between the client and the gateway.
+ * @throws {Problem} the refusal that the gateway would give.
+ * @throws {Failure} with what the backend says.
+ */
+async function testToken(settings: Settings, name: string, word: string | undefined, from: string | undefined) {
+  const token = findToken(settings, name);
+  if (token.expires <= Date.now()) throw new Failure(`the token "${name}" has expired`);
+  checkSendRoute(token);
+  const [ofList] = token.senders ?? [];
+  const number = from === undefined ? token.defaults?.number ?? ofList : from;
+  const own = token.defaults?.recipients ?? [...(token.recipients ?? [])].filter(isRecipient).slice(0, 1);
+  ensure(
+    word !== undefined || own.length > 0,
+    `the token "${name}" has no list of recipients, so name one: test ${name} RECIPIENT`,
+  );
+  if (word !== undefined) checkWord(word, 0);
+  const account = await findAccount(settings, number);
+  const recipients = word === undefined ? own : (await findRecipients(settings, account, [word])).map(({ id }) => id);
+  const body = checkSend(token, { message: 'Test of the gateway', ...token.defaults, number: account, recipients });
+  const { status, text } = await askBackendFor(settings, '/v2/send', { method: 'POST', body }, TIMER_LIMIT_MS);
+  const said = `from ${account} to ${joinFirst(recipients, ', ')}: the backend answers ${status} ${showAnswer(text)}`;
+  // Newer backends answer 201 although some recipients got nothing, and name them in "errors".
+  const [first] = [readAnswer(text)].flat();
+  const isSent = status === 201 && isObject(first) && first.errors === undefined;
+  if (!isSent) throw new Failure(`${said}${adviceFor(SEND_HINTS, text) || hintForAnswer(status, text)}`);
+  return said;
+}
+
+// #endregion
+
 // #region COMMAND LINE
 
 /** The command line as a process: its arguments, environment, standard streams, exit code and signals. */
@@ -5656,10 +6288,16 @@ async function main() {
   // The reader of the output may be gone (`--help | head`, a log's pipe), and the gateway must go on serving.
   process.stdout.on('error', () => {});
   process.stderr.on('error', () => {});
-  const { code, stdout, stderr } = await run(process.argv.slice(2), process.env, () => readFileSync(0));
+  const { code, stdout, stderr } = await run(process.argv.slice(2), process.env, readStdin);
   writeOut(stdout);
   if (stderr !== '') process.stderr.write(stderr); // on a full disk even an empty text is an error
   process.exitCode = code;
+}
+
+/** Reads standard input. At a terminal, a command that waits without a word would seem to hang. */
+function readStdin() {
+  if (isatty(0)) process.stderr.write('gateway: reading standard input, to the end (Ctrl-D)\n');
+  return readFileSync(0);
 }
 
 /** Runs a command line. Returns the exit code and the output, once the command is done or the gateway listens. */
@@ -5669,10 +6307,11 @@ async function run(args: string[], env: NodeJS.ProcessEnv, stdin: () => Buffer) 
     return { code: 0, stdout: said && `${said}\n`, stderr: '' };
   } catch (error) {
     const { message, code = '' } = error as NodeJS.ErrnoException;
-    // `render` throws a Problem, the refusal that the webhook would get.
-    const isExpected = error instanceof UsageError || error instanceof Problem;
+    // `render` and `test` throw a Problem, the refusal that the client would get.
+    const isExpected = error instanceof UsageError || error instanceof Problem || error instanceof Failure;
     const stderr = `gateway: ${isExpected ? message : `cannot run: ${message}${adviceFor(PORT_HINTS, code)}`}\n`;
-    return { code: error instanceof UsageError ? 2 : 1, stdout: '', stderr };
+    const stdout = error instanceof Failure && error.said ? `${error.said}\n` : '';
+    return { code: error instanceof UsageError ? 2 : 1, stdout, stderr };
   }
 }
 
@@ -5685,14 +6324,19 @@ async function runCommand(args: string[], env: NodeJS.ProcessEnv, stdin: () => B
   if (command === 'token' && rest.length <= 1) return makeToken(rest[0]);
   if (command === 'hash' && rest.length === 0) return hashSecret(stdin().toString());
   const isRender = command === 'render' && rest.length === 1;
+  const isAdd = command === 'add' && rest.length >= 1;
+  const isTest = command === 'test' && (rest.length === 1 || rest.length === 2);
   // The argument is not shown: it may be a secret.
   const advice = adviceFor(COMMAND_HINTS, command ?? '');
-  ensure(command === undefined || isRender, `unknown command or arguments${advice}; see --help`);
+  ensure(command === undefined || isRender || isAdd || isTest, `unknown command or arguments${advice}; see --help`);
+  ensure(!values.check || !(isAdd || isTest), '--check is a command of its own; see --help');
+  ensure(isAdd || values.for === undefined, '--for belongs to "add"; see --help');
+  ensure(isAdd || isTest || values.from === undefined, '--from belongs to "add" and "test"; see --help');
 
-  const file = values.config ?? env[CONFIG_FILE];
-  ensure(file !== '', '--config, or GATEWAY_CONFIG, is set but empty');
+  const named = values.config ?? env[CONFIG_FILE];
+  ensure(named !== '', '--config, or GATEWAY_CONFIG, is set but empty');
   if (values.demo) {
-    const configured = file ?? values.backend ?? env[variableOf('backend.url')] ?? env[variableOf('tokens')] ??
+    const configured = named ?? values.backend ?? env[variableOf('backend.url')] ?? env[variableOf('tokens')] ??
       env[TOKENS_FILE];
     const isAlone = (command ?? values.check ?? configured) === undefined;
     ensure(isAlone, '--demo brings its own backend and token, so it cannot be combined with configured ones');
@@ -5700,10 +6344,14 @@ async function runCommand(args: string[], env: NodeJS.ProcessEnv, stdin: () => B
   }
   // `--check`, `render`, a start and a reload all load in the same way, so the configuration that was checked is the
   // one that runs.
+  if (isAdd) return addToken({ file: named ?? DEFAULT_FILE, env, flags: values }, rest[0]!, rest.slice(1));
+  // Looked for once: a file that appears later is read after a restart, and cannot change what runs.
+  const file = named ?? (isThere(DEFAULT_FILE) ? DEFAULT_FILE : undefined);
   const load = () => loadSettings({ file, env, flags: values });
   const settings = load();
   if (values.check) return printCheck(settings);
   if (isRender) return renderSend(settings, rest[0]!, stdin());
+  if (isTest) return testToken(settings, rest[0]!, rest[1], values.from);
   const core = makeCore(settings, makeRules(settings), {});
   stopOnSignal(core.server, () => closeGateway(core));
   reloadOnChange(core, load);
@@ -5725,6 +6373,8 @@ const OPTION_HINTS: Hints = [
 ];
 
 const COMMAND_HINTS: Hints = [
+  [/^(?:add|new|create|init)$/, 'write add NAME RECIPIENT…'],
+  [/^(?:test|send)$/, 'write test NAME, or test NAME RECIPIENT'],
   [/^(?:check|demo|help|version)$/, 'put "--" before it'],
   [/\.json$/, 'write --config FILE'],
 ];
@@ -5740,10 +6390,15 @@ const PORT_HINTS: Hints = [
   [/^EACCES$/, 'ports below 1024 need root; use --listen HOST:8880'],
 ];
 
+/** The file that is read if no other is named. A gateway beside its file would otherwise run without its tokens. */
+const DEFAULT_FILE = 'gateway.json';
+
 const OPTIONS = {
   config: { type: 'string' },
   listen: { type: 'string' },
   backend: { type: 'string' },
+  from: { type: 'string' },
+  for: { type: 'string' },
   check: { type: 'boolean' },
   demo: { type: 'boolean' },
   help: { type: 'boolean', short: 'h' },
@@ -5777,18 +6432,21 @@ function usage() {
   const rows = SETTING_ROWS.map(([path, [, help, fallback]]) =>
     `  ${path.padEnd(20)}${fallback ? `[${fallback}]` : ''}`.trimEnd() + `\n      ${help}`
   );
+  const clients = `CLIENT: ${Object.keys(CLIENTS).join(', ')}.`.replace(/(?=.{78})(.{1,78}) /, '$1\n');
   return `signal-gateway ${VERSION}: an authenticating gateway for signal-cli-rest-api
 
-Settings, by path in the JSON file (--config, or GATEWAY_CONFIG), each with its
-[default]. The variable of a setting is GATEWAY_ and its path: limits.body is
-GATEWAY_LIMITS_BODY, trustedProxies GATEWAY_TRUSTED_PROXIES. Flags override
-variables, variables override the file. Durations: 250ms 30s 5m 1h 7d; sizes:
-64KiB 10MiB. GATEWAY_TOKENS_FILE names a file with tokens, a line each.
+Settings, by path in the JSON file (--config, or GATEWAY_CONFIG, or else
+gateway.json in this folder), each with its [default]. The variable of a setting
+is GATEWAY_ and its path: limits.body is GATEWAY_LIMITS_BODY, trustedProxies
+GATEWAY_TRUSTED_PROXIES. Flags override variables, variables override the file.
+Durations: 250ms 30s 5m 1h 7d; sizes: 64KiB 10MiB. GATEWAY_TOKENS_FILE names a
+file with tokens, a line each.
 
 ${rows.join('\n')}
 
 A token in the file has these, and may have its own methods, allow, rate and
-clients, which replace the top-level ones:
+clients, which replace the top-level ones. A token with none of senders,
+recipients and defaults has, and is confined by, the top-level three:
 
   secret      plain, or sha256:<64 hex>
   secretFile  a file with the secret
@@ -5814,11 +6472,16 @@ Usage:
   gateway.ts [FLAGS]        run
   gateway.ts --check        list every mistake, or what each token may do
   gateway.ts --demo         run with a stand-in backend and a new token
+  gateway.ts add NAME RECIPIENT… [--from NUMBER] [--for CLIENT]
+                            make a token for a client, in the file
+  gateway.ts test NAME [RECIPIENT]
+                            send a message as that token would
   gateway.ts render NAME    print the send that a token makes from stdin
   gateway.ts token [NAME]   make a secret, and its digest
   gateway.ts hash           print the digest of a secret on standard input
 
 Flags: --config FILE, --listen HOST:PORT, --backend URL, --help, --version.
+${clients}
 SIGHUP, or a change of the file, reloads. SIGTERM and SIGINT (Ctrl-C) let
 running requests finish; the same signal again cuts them off.
 
@@ -5924,16 +6587,22 @@ function checkSendRoute(token: Token) {
   if (refusal && refusalOfEndpoint(token, parseTarget('GET', '/v2/send'))) throw refusal;
 }
 
+/** @throws {UsageError} if there is no token with that name. */
+function findToken(settings: Settings, name: string) {
+  const tokens = [...makeRules(settings).tokens.values()];
+  const token = tokens.find((known) => known.name === name);
+  const names = tokens.map((known) => `"${known.name}"`).join(', ') || 'none';
+  ensure(token !== undefined, `there is no token with that name; there are ${names}`);
+  return token;
+}
+
 /**
  * The send that a gateway with these settings would make from a body posted with a token.
  * @throws {UsageError} if there is no such token, or if it makes no sends.
  * @throws {Problem} the refusal that the gateway would give.
  */
 function renderSend(settings: Settings, name: string, body: Buffer) {
-  const tokens = [...makeRules(settings).tokens.values()];
-  const token = tokens.find((known) => known.name === name);
-  const names = tokens.map((known) => `"${known.name}"`).join(', ') || 'none';
-  ensure(token !== undefined, `there is no token with that name; there are ${names}`);
+  const token = findToken(settings, name);
   ensure(makesSends(token), `the token "${name}" has neither "defaults" nor "message", and relays bodies unchanged`);
   checkSendRoute(token);
   const limitBytes = Math.min(PAYLOAD_LIMIT_BYTES, settings['limits.body']);
@@ -5993,9 +6662,7 @@ async function askBackend(core: Core, pauseMs = ASK_PAUSE_MS, upstream = core.up
     const [version, mode] = [about.version, about.mode].map((value) => String(value ?? 'unknown').slice(0, 40));
     log('info', 'the backend answers', { backend, version, mode });
   } catch (error) {
-    const { message, cause } = error as Error & { cause?: NodeJS.ErrnoException };
-    const reason = cause?.code ?? cause?.message ?? message;
-    const hint = hintFor(ASK_HINTS, `${reason} ${message}`);
+    const { reason, hint } = reasonOfFetch(error);
     const isOver = error instanceof UsageError; // backend.url is wrong, whoever else was answered
     if (isFirst || isOver) log('warn', 'the backend did not answer as expected', { backend, reason, hint });
     if (!isOver) setTimeout(askBackend, pauseMs, core, Math.min(2 * pauseMs, ASK_PAUSE_LIMIT_MS), upstream);

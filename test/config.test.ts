@@ -39,7 +39,7 @@ const BAD_SETTINGS = literal`
   {"defaults":{"recipient":"${TO}"}} ⇒ defaults.recipient: is not a setting; did you mean "recipients"?
   {"defaults":{"recipients":["${TO}","15550100002"]}} ⇒ defaults.recipients[1]: "15550100002" ${IS_NO_RECIPIENT}; ${WRITE_NUMBER}
   {"defaults":{"recipients":["group.*",1]}} ⇒ defaults.recipients[0]: "group.*" ${IS_NO_RECIPIENT} ⇒ defaults.recipients[1]: 1 ${IS_NO_RECIPIENT}; ${WRITE_NUMBER}
-  {"defaults":{"recipients":["${`${TO}","`.repeat(70_000)}${TO}"]}} ⇒ defaults: is larger than 1MiB
+  {"defaults":{"recipients":["${`${TO}","`.repeat(70_000)}${TO}"]}} ⇒ defaults.recipients: is larger than 1MiB
   {"defaults":{"recipients":["*"]}} ⇒ defaults.recipients[0]: "*" ${IS_NO_RECIPIENT}; ${ALONE}
   {"senders":["*","${FROM}"]} ⇒ senders[0]: "*" is not "+" and 5 to 15 digits; ${ALONE}
   {"recipients":["group.*","*"]} ⇒ recipients[1]: "*" ${IS_NO_RECIPIENT.replace(' or ', ', ')} or group.*; ${ALONE}

@@ -349,7 +349,7 @@ suite('recipes', SIDE_BY_SIDE, () => {
     for (const [name, token] of all) {
       assert.ok(confined.filter((key) => token[key] !== undefined).length >= 2, name);
       if (!token.defaults) continue;
-      const allow = { devices: ['GET /v2/send'], home: ['send', 'info'] }[name] ?? ['send'];
+      const allow = { devices: ['GET /v2/send'] }[name] ?? ['send'];
       const { text_mode: _, ...lists } = token.defaults;
       assert.deepEqual([token.allow, token.senders, token.recipients, lists], [allow, undefined, undefined, DEFAULTS]);
     }

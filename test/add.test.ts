@@ -1,0 +1,779 @@
+import { spawn } from 'node:child_process';
+import { createHash } from 'node:crypto';
+import {
+  chmodSync,
+  chownSync,
+  lstatSync,
+  mkdirSync,
+  readdirSync,
+  readFileSync,
+  realpathSync,
+  statSync,
+  symlinkSync,
+  writeFileSync,
+} from 'node:fs';
+import http from 'node:http';
+import { dirname, join } from 'node:path';
+import { buffer as readBytes, text as readText } from 'node:stream/consumers';
+import { suite } from 'node:test';
+import { pathToFileURL } from 'node:url';
+import type { GatewayConfig } from '../gateway.ts';
+import { assert, until } from './assertions.ts';
+import { serve, sparePort, startBackend } from './backend.ts';
+import { ask } from './client.ts';
+import { ALL_PAGES, fileWith, folder } from './files.ts';
+import { SIDE_BY_SIDE, test, type TestContext } from './guard.ts';
+import { FROM, GROUP, SECRET, signed, STRANGER, THIRD, TO } from './samples.ts';
+import { cli, program, script, startGateway, startProcess } from './start.ts';
+
+/** The id of a group, as the backend makes it of 32 bytes. */
+const groupId = (letter: string): string => `group.${btoa(Buffer.alloc(32, letter).toString('base64'))}`;
+
+const UUID = '1b4e28ba-2fa1-11d2-883f-0016d3cca427';
+
+/** What a backend knows, as the body of each answer, with 200 unless a status is given. */
+type Known = Record<string, unknown>;
+
+const KNOWN: Known = {
+  'GET /v1/accounts': [FROM],
+  [`GET /v1/groups/${FROM}`]: [
+    { id: GROUP, name: 'Family', internal_id: 'x', members: [FROM, TO] },
+    { id: groupId('b'), name: 'Alerts' },
+    { id: groupId('c'), name: 'Alerts' },
+  ],
+  [`GET /v1/contacts/${FROM}`]: [
+    { number: TO, uuid: '', name: 'Ann', profile_name: 'x' },
+    { number: '', uuid: UUID, name: '', profile_name: 'Family' },
+    { number: null, uuid: 'nobody', name: 'Unusable' },
+  ],
+  'POST /v2/send': { timestamp: '1700000000000' },
+};
+
+/** A backend that answers with what it knows, and records what it was asked. A function answers by itself. */
+async function startKnowing(t: TestContext, own: Known = {}) {
+  const asked: string[] = [];
+  const known = { ...KNOWN, ...own };
+  const server = http.createServer(async (req, res) => {
+    const body = (await readBytes(req)).toString();
+    const line = `${req.method} ${decodeURIComponent(req.url!)}`;
+    asked.push(body ? `${line} ${body}` : line);
+    const answer = known[line];
+    if (typeof answer === 'function') return void answer(res);
+    const [status, said] = Array.isArray(answer) && typeof answer[0] === 'number' ? answer : [
+      answer === undefined ? 404 : req.method === 'POST' ? 201 : 200,
+      answer,
+    ];
+    res.writeHead(status).end(typeof said === 'string' ? said : JSON.stringify(said ?? null));
+  });
+  return { url: await serve(t, server), asked };
+}
+
+/** Adds a token to a file by command, without the gateway's own environment. */
+const add = (file: string, words: string[], env: NodeJS.ProcessEnv = {}) =>
+  cli(['--config', file, 'add', ...words], { env });
+
+const testOf = (file: string, words: string[], env: NodeJS.ProcessEnv = {}) =>
+  cli(['--config', file, 'test', ...words], { env });
+
+/** What `add` has told: its secret. */
+function secretIn(stdout: string): string {
+  const [secret = '', ...others] = stdout.match(/(?<![\w-])[\w-]{43}(?![\w-])/g) ?? [];
+  assert.ok(secret && others.length === 0, `the output has one secret, once:\n${stdout}`);
+  return secret;
+}
+
+/** The names of what lies beside a file: nothing else may be left. */
+const beside = (file: string): string[] => readdirSync(dirname(file));
+
+/** Runs the program in a folder. */
+async function runIn(cwd: string, args: string[], [file, ...first] = program()) {
+  const child = spawn(file, [...first, ...args], { cwd, env: { PATH: process.env.PATH } });
+  child.stdin.end();
+  const ended = new Promise((resolve) => child.once('close', resolve));
+  const [stdout, stderr] = await Promise.all([readText(child.stdout), readText(child.stderr)]);
+  return { code: await ended, stdout, stderr };
+}
+
+const isRoot = process.getuid?.() === 0;
+const NOBODY = 65_534;
+
+/** Runs a command line as a user who is not root, once the program is loaded: they may not have access to the runtime. */
+async function runAsNobody(t: TestContext, args: string[]) {
+  const runner = script(
+    t,
+    `import process from 'node:process';
+    import { run } from ${JSON.stringify(String(pathToFileURL(program().at(-1)!)))};
+    if (${isRoot}) { process.setgroups?.([]); process.setgid(${NOBODY}); process.setuid(${NOBODY}); }
+    const { code, stdout, stderr } = await run(process.argv.slice(2), {}, () => Buffer.alloc(0));
+    process.stdout.write(stdout);
+    process.stderr.write(stderr);
+    process.exitCode = code;`,
+  );
+  return await runIn('/', args, runner);
+}
+
+suite('add', SIDE_BY_SIDE, () => {
+  test('add makes a token that works, shows its secret once, and writes only its digest, with mode 600', async (t) => {
+    const { url } = await startKnowing(t);
+    const file = join(folder(t), 'gateway.json');
+    const { code, stdout, stderr } = await add(file, ['backup', TO], { GATEWAY_BACKEND_URL: url });
+    assert.deepEqual([code, stderr], [0, '']);
+    const secret = secretIn(stdout);
+    assert.match(stdout, new RegExp(`^"backup" is in ${file}: it may send from \\${FROM} to \\${TO}\\.$`, 'm'));
+    assert.ok(stdout.endsWith(`\ncurl -u api:${secret} -d Hello http://127.0.0.1:8880/v2/send\n`), stdout);
+    const digest = createHash('sha256').update(secret).digest('hex');
+    assert.deepEqual(JSON.parse(readFileSync(file, 'utf8')), {
+      backend: { url },
+      tokens: {
+        backup: {
+          secret: `sha256:${digest}`,
+          allow: ['send'],
+          methods: ['basic', 'bearer'],
+          defaults: { number: FROM, recipients: [TO] },
+        },
+      },
+    });
+    assert.equal(statSync(file).mode & 0o777, 0o600);
+    assert.deepEqual(beside(file), ['gateway.json']);
+    const backend = await startBackend(t);
+    const gateway = await startGateway(t, backend, { tokens: JSON.parse(readFileSync(file, 'utf8')).tokens });
+    const sent = await ask(gateway, {
+      method: 'POST',
+      path: '/v2/send',
+      body: 'Hello',
+      ...signed(`Bearer ${secret}`),
+    });
+    assert.equal(sent.status, 201);
+    assert.deepEqual(backend.sent, [{ number: FROM, recipients: [TO], message: 'Hello' }]);
+  });
+
+  test('a running gateway accepts a token that is added to its file; nothing else has the secret', async (t) => {
+    const { url } = await startKnowing(t);
+    const tokens = { old: { secret: SECRET, defaults: { number: FROM, recipients: [TO] } } };
+    const file = fileWith(t, { backend: { url }, tokens });
+    const env = { GATEWAY_LISTEN: '127.0.0.1:0', GATEWAY_LOG_FORMAT: 'json', GATEWAY_LOG_LEVEL: 'debug' };
+    const gateway = await startProcess(t, { args: ['--config', file], env });
+    const { stdout } = await add(file, ['new', TO]);
+    const secret = secretIn(stdout);
+    await until(() => /"message":"reloaded"/.test(gateway.output()), 'the reload');
+    const body = { method: 'POST', path: '/v2/send', body: 'Hello', ...signed(`Bearer ${secret}`) };
+    assert.equal((await ask(gateway, body)).status, 201);
+    assert.equal((await ask(gateway, { ...body, ...signed(`Bearer ${SECRET}`) })).status, 201);
+    const checked = await cli(['--config', file, '--check']);
+    const again = await add(file, ['new', TO]);
+    const told = [gateway.output(), readFileSync(file, 'utf8'), JSON.stringify(checked), JSON.stringify(again)];
+    assert.deepEqual(told.filter((text) => text.includes(secret)), []);
+    await gateway.close();
+  });
+
+  test('the row of each client makes a token that its own line can use, as the pages show it', async (t) => {
+    const { url } = await startKnowing(t);
+    const help = (await cli(['--help'])).stdout;
+    const clients = /^CLIENT: ([^.]*)\./m.exec(help)![1]!.split(/,\s+/);
+    assert.ok(clients.length >= 8, help);
+    const backend = await startBackend(t);
+    for (const client of clients) {
+      const file = fileWith(t, { backend: { url }, listen: ':8880' });
+      const words = client === 'prometheus' ? [] : [TO];
+      const { code, stdout, stderr } = await add(file, ['x', ...words, '--for', client]);
+      assert.equal(code, 0, stderr);
+      const secret = secretIn(stdout);
+      const config = JSON.parse(readFileSync(file, 'utf8'));
+      const gateway = await startGateway(t, backend, { tokens: config.tokens });
+      // The address with its token in the line, or else in a header.
+      const userinfo = /:\/\/api:[\w-]+@/.test(stdout) || /-u api:/.test(stdout);
+      const path = stdout.includes('/@auth=') ? `/@auth=${secret}` : '';
+      const authorization = userinfo ? `Basic ${btoa(`api:${secret}`)}` : `Bearer ${secret}`;
+      const own = path ? {} : signed(authorization);
+      const isSender = client !== 'prometheus';
+      const send = isSender
+        ? {
+          method: 'POST',
+          path: `${path}/v2/send`,
+          body: JSON.stringify({ number: FROM, recipients: [TO], message: 'x' }),
+        }
+        : { path: '/metrics' };
+      assert.equal((await ask(gateway, { ...own, ...send })).status, isSender ? 201 : 200, client);
+      if (isSender) {
+        const seen = backend.seen.length;
+        const other = JSON.stringify({ number: FROM, recipients: [STRANGER], message: 'x' });
+        assert.equal((await ask(gateway, { ...own, ...send, body: other })).status, 403, client);
+        assert.equal(backend.seen.length, seen, 'the backend saw nothing');
+      }
+      // What is copied stands in the pages, with their example's values.
+      const shown = stdout.split(secret).join('TOKEN').replaceAll('HOST:8880', 'gateway:8880');
+      const copied = shown.match(/\S*gateway:8880[^\s"\]]*/g)!.map((word) => word.replace(/^["[]+/, ''));
+      assert.deepEqual(copied.filter((word) => !ALL_PAGES.includes(word)), [], `the pages have this for ${client}`);
+    }
+  });
+
+  test('add names HOST where only its owner knows the address, and https with a certificate', async (t) => {
+    const lineFor = async (listen: string) => {
+      const { stdout } = await add(fileWith(t, { listen }), ['x', TO, '--from', FROM]);
+      return [/http\S*\/\/(\S*)\/v2/.exec(stdout)?.[1], /HOST stands for/.test(stdout)];
+    };
+    assert.deepEqual(await lineFor(':8881'), ['HOST:8881', true]);
+    assert.deepEqual(await lineFor('0.0.0.0:8881'), ['HOST:8881', true]);
+    assert.deepEqual(await lineFor('[::]:8881'), ['HOST:8881', true]);
+    assert.deepEqual(await lineFor('192.0.2.1:8881'), ['192.0.2.1:8881', false]);
+    assert.deepEqual(await lineFor('[::1]:8881'), ['[::1]:8881', false]);
+  });
+
+  test('add without a recipient lists what the backend knows, without what steers a terminal, and exits with 2', async (t) => {
+    const evil = '\x1b[31mRed\x1b]0;title\x07\r\n  account  +1\u202Etxt\u2028' + 'y'.repeat(90);
+    const { url, asked } = await startKnowing(t, {
+      [`GET /v1/groups/${FROM}`]: [{ id: GROUP, name: evil }, { id: 'group.abc', name: 'Unusable' }],
+    });
+    const file = fileWith(t, { backend: { url } });
+    const before = readFileSync(file, 'utf8');
+    const { code, stdout, stderr } = await add(file, ['backup']);
+    assert.deepEqual([code, stdout], [2, '']);
+    assert.deepEqual(stderr.split('\n'), [
+      "gateway: say who may get its messages: add backup RECIPIENT…, by number, UUID, user name, or a group's id or name.",
+      `The backend ${url} knows`,
+      `  account  ${FROM}`,
+      `  group    ${GROUP}  Red  account  +1txt${'y'.repeat(21)}…`,
+      `  contact  ${TO}  Ann`,
+      `  contact  ${UUID}  Family`,
+      '',
+    ]);
+    assert.equal(readFileSync(file, 'utf8'), before);
+    assert.deepEqual(asked.length, 3);
+  });
+
+  test('a group is found by its exact name if only one has it; a person is never found by name', async (t) => {
+    const steering = 'Fam\x1b[1mily';
+    const { url } = await startKnowing(t, {
+      [`GET /v1/groups/${FROM}`]: [...KNOWN[`GET /v1/groups/${FROM}`] as [], { id: groupId('d'), name: steering }],
+    });
+    const file = fileWith(t, { backend: { url } });
+    const found = await add(file, ['family', 'Family']);
+    assert.equal(found.code, 0, found.stderr);
+    assert.ok(found.stdout.includes(` to ${GROUP} (Family).`), found.stdout);
+    assert.deepEqual(JSON.parse(readFileSync(file, 'utf8')).tokens.family.defaults.recipients, [GROUP]);
+    const before = readFileSync(file, 'utf8');
+    for (
+      const [word, said] of [
+        ['Alerts', `several groups have this name; give the id of one: ${groupId('b')}, ${groupId('c')}`],
+        ['Ann', 'the backend has no group with exactly this name; people are given by number, user name or UUID'],
+        ['family', 'the backend has no group with exactly this name'],
+        ['Family ', 'the backend has no group with exactly this name'],
+      ] as const
+    ) {
+      const { code, stdout, stderr } = await add(file, ['x', word]);
+      assert.deepEqual([code, stdout], [2, ''], word);
+      assert.ok(stderr.includes(`recipient 1: ${said}`), stderr);
+    }
+    assert.equal(readFileSync(file, 'utf8'), before);
+  });
+
+  test('add says how a recipient or an account is written, before it asks the backend', async (t) => {
+    const { url, asked } = await startKnowing(t);
+    const file = fileWith(t, { backend: { url } });
+    const asNumber = 'write a phone number as "+", the country code and digits alone, such as +4915112345678';
+    const oneSend = 'one send goes to phone numbers and UUIDs, or to user names, or to one group';
+    const cases: [words: string[], said: string][] = [
+      [['15550100002'], `recipient 1: ${asNumber}`],
+      [[TO, '+1 555 010-0002'], `recipient 2: ${asNumber}`],
+      [['*'], 'write "*" into the file'],
+      [['group.*'], 'write "group.*" into the file'],
+      [['group.abc'], 'this is not the "id" of a group'],
+      [['https://signal.group/#abc'], 'an invite link does not name a group'],
+      [[TO, '--from', '15550100001'], '--from: an account is "+", the country code and digits alone'],
+      [[TO, GROUP, '--from', FROM], oneSend],
+      [[GROUP, groupId('b'), '--from', FROM], oneSend],
+      [[TO, 'ann.01', '--from', FROM], oneSend],
+      [[TO, '--for', 'toaster'], '--for: "toaster" is not one of script, '],
+      [[TO, '--for', 'prometheus'], '"prometheus" sends to nobody'],
+    ];
+    for (const [words, said] of cases) {
+      const { code, stdout, stderr } = await add(file, ['x', ...words]);
+      assert.deepEqual([code, stdout], [2, ''], said);
+      assert.ok(stderr.includes(said), stderr);
+    }
+    const usage: [args: string[], said: string][] = [
+      [['add', TO], "the token's name comes before its recipients: add NAME RECIPIENT…"],
+      [['add'], 'unknown command or arguments; write add NAME RECIPIENT…'],
+      [['test'], 'unknown command or arguments; write test NAME'],
+      [['add', 'x', TO, '--check'], '--check is a command of its own'],
+      [['test', 'x', '--for', 'script'], '--for belongs to "add"'],
+      [['render', 'x', '--from', FROM], '--from belongs to "add" and "test"'],
+      [['add', 'x', TO, '--for'], '--for needs a value'],
+    ];
+    for (const [args, said] of usage) {
+      const { code, stderr } = await cli(['--config', file, ...args]);
+      assert.equal(code, 2, stderr);
+      assert.ok(stderr.includes(said), stderr);
+    }
+    for (const name of ['', '-', 'a b', 'é', 'x'.repeat(65), '__proto__']) {
+      assert.match(
+        (await cli(['--config', file, 'add', '--', name, TO])).stderr,
+        /a name may have letters|takes no/,
+        name,
+      );
+    }
+    assert.deepEqual(asked, []);
+    assert.deepEqual(JSON.parse(readFileSync(file, 'utf8')), { backend: { url } });
+  });
+
+  test('the account is --from, or the one in the configuration, or the only one of the backend', async (t) => {
+    const { url, asked } = await startKnowing(t);
+    const backend = { url };
+    const numberOf = async (config: object, words: string[] = [], env = {}) => {
+      const file = fileWith(t, { backend, ...config });
+      const { stderr } = await add(file, ['x', TO, ...words], env);
+      return stderr || JSON.parse(readFileSync(file, 'utf8')).tokens.x.defaults.number;
+    };
+    assert.equal(await numberOf({}, ['--from', THIRD]), THIRD);
+    assert.equal(await numberOf({ defaults: { number: THIRD } }), THIRD);
+    assert.equal(await numberOf({}, [], { GATEWAY_DEFAULTS_NUMBER: THIRD }), THIRD);
+    assert.equal(await numberOf({ senders: [THIRD] }), THIRD);
+    assert.equal(await numberOf({ tokens: { a: { secret: SECRET, senders: [THIRD] } } }), THIRD);
+    assert.equal(await numberOf({ tokens: { a: { secret: SECRET, defaults: { number: THIRD } } } }), THIRD);
+    assert.deepEqual(asked, []);
+    assert.equal(await numberOf({ tokens: { a: { secret: SECRET, senders: [THIRD, TO] } } }), FROM);
+    assert.deepEqual(asked, ['GET /v1/accounts']);
+  });
+
+  test('what the backend may answer has a sentence that says what to do, and nothing is written', async (t) => {
+    const slow = (_: http.ServerResponse) => {};
+    const endless = (res: http.ServerResponse) => {
+      const write = () => {
+        while (!res.destroyed && res.write(Buffer.alloc(1024 * 1024, ' ')));
+      };
+      res.on('drain', write);
+      write();
+    };
+    const other = 'but not as signal-cli-rest-api does: correct backend.url';
+    const cases: [accounts: unknown, code: number, said: string][] = [
+      [[200, []], 1, 'has no account: link it to your phone first'],
+      [[200, null], 1, 'has no account: link it to your phone first'],
+      [[200, [FROM, TO]], 2, `has several accounts: choose one with --from NUMBER, of ${FROM}, ${TO}`],
+      [
+        [500, { error: "Couldn't get list of accounts: x" }],
+        1,
+        `with 500: {"error":"Couldn't get list of accounts: x"}\n`,
+      ],
+      [[500, ''], 1, "with 500: an empty body; the backend's own log says why"],
+      [[200, '<html>\x1b[31m'], 1, other],
+      [[200, { accounts: [] }], 1, other],
+      [[200, [1]], 1, other],
+      [[200, ['--config']], 1, other],
+      [[404, '404 page not found'], 1, 'with 404: 404 page not found; correct backend.url'],
+      [[301, 'x'], 1, 'with 301: x; correct backend.url'],
+      [[401, 'x'], 1, 'with 401: x; put USER:PASSWORD@ into backend.url'],
+      [[401, { error: 'A valid API token', code: 'unauthorized' }], 1, "own address: give the backend's"],
+      [slow, 1, 'did not answer (timeout): '],
+      [endless, 1, 'did not answer (its answer does not end): '],
+    ];
+    for (const [accounts, code, said] of cases) {
+      const { url } = await startKnowing(t, { 'GET /v1/accounts': accounts });
+      const file = join(folder(t), 'gateway.json');
+      const timeout = accounts === slow ? '300ms' : '60s';
+      const outcome = await add(file, ['x', TO], { GATEWAY_BACKEND_URL: url, GATEWAY_BACKEND_TIMEOUT: timeout });
+      assert.ok(outcome.stderr.includes(said), `${said}\n${outcome.stderr}`);
+      // deno-lint-ignore no-control-regex
+      assert.ok(!/\x1b/.test(outcome.stderr), 'no escape');
+      assert.deepEqual([outcome.code, outcome.stdout, beside(file)], [code, '', []]);
+    }
+    const file = join(folder(t), 'gateway.json');
+    const { code, stderr } = await add(file, ['x', TO], {
+      GATEWAY_BACKEND_URL: `http://127.0.0.1:${await sparePort()}`,
+    });
+    assert.equal(code, 1);
+    assert.match(stderr, /did not answer \(.+\): start the backend, or correct its port/);
+  });
+
+  test('without a question to the backend, it may be down', async (t) => {
+    const file = fileWith(t, { backend: { url: `http://127.0.0.1:${await sparePort()}` }, defaults: { number: FROM } });
+    assert.equal((await add(file, ['x', TO])).code, 0);
+    assert.equal((await add(file, ['y', GROUP])).code, 0);
+    assert.equal((await add(file, ['z', UUID, 'ann.01', TO, GROUP, '--for', 'bot'])).code, 0);
+    const { tokens } = JSON.parse(readFileSync(file, 'utf8'));
+    assert.deepEqual(tokens.z.recipients, [UUID, 'ann.01', TO, GROUP]);
+    assert.deepEqual(tokens.z.senders, [FROM]);
+  });
+
+  test('the rest of the file stays as its owner wrote it', async (t) => {
+    const ends = ['', '\n', '\n\n'];
+    const texts: [before: string, after: string][] = [
+      ['{}', '{\n  "tokens": {\n    BLOCK\n  }\n}'],
+      ['{ "rate": "30/1m" }', '{ "rate": "30/1m",\n  "tokens": {\n    BLOCK\n  }\n}'],
+      ['{"tokens":{}}', '{"tokens":{\n    BLOCK\n  }}'],
+      [
+        `{\t"\\u0074okens" : { "z" : {"secret":"${SECRET}", "message": "}{ \\" tokens\\": {"} }\n, "rate":"9/1s"}`,
+        `{\t"\\u0074okens" : { "z" : {"secret":"${SECRET}", "message": "}{ \\" tokens\\": {"},\n    BLOCK\n  }\n, "rate":"9/1s"}`,
+      ],
+      [
+        `{ "defaults": { "recipients": ["${TO}"] },\r\n  "tokens": {\r\n    "9": { "secret": "${SECRET}" }\r\n  },\r\n "rate": "1/1s" }`,
+        `{ "defaults": { "recipients": ["${TO}"] },\r\n  "tokens": {\r\n    "9": { "secret": "${SECRET}" },\n    BLOCK\n  },\r\n "rate": "1/1s" }`,
+      ],
+    ];
+    for (const [before, after] of texts) {
+      for (const end of ends) {
+        const file = fileWith(t, before + end);
+        const { code, stderr } = await add(file, ['new', TO, '--from', FROM]);
+        assert.equal(code, 0, stderr);
+        const written = readFileSync(file, 'utf8');
+        const block = /"new": \{[^}]*\{[^}]*\}\n {4}\}/.exec(written)?.[0] ?? 'no block';
+        assert.equal(written.replace(block, 'BLOCK'), after + end);
+      }
+    }
+  });
+
+  test('the first token of a gateway for other machines can be added, although the file without it is a mistake', async (t) => {
+    const file = fileWith(t, { listen: ':8880', tokens: {} });
+    assert.equal((await cli(['--config', file, '--check'])).code, 2);
+    assert.equal((await add(file, ['x', TO, '--from', FROM])).code, 0);
+    assert.equal((await cli(['--config', file, '--check'])).code, 0);
+  });
+
+  test('a file that is no valid configuration stays as it is, and the mistake is shown', async (t) => {
+    const half = `{ "tokens": { "old": { "secret": "${SECRET}", "allow": ["se`;
+    const old = { secret: SECRET };
+    const cases: [content: unknown, said: string | RegExp][] = [
+      [half, /is not a JSON object: line 1, column \d+: /],
+      ['', /is not a JSON object: line 1, column 1: /],
+      ['tokens:\n  a: b\n', 'YAML is not read'],
+      [`{ "tokens": { "old": { "secret": "${SECRET}" } }, "tokens": {} }`, 'is given twice in one object'],
+      [{ tokens: { old }, recipient: TO }, 'recipient: is not a setting; did you mean "recipients"?'],
+      [{ tokens: { old, x: old } }, 'there is a token "x" already; choose another name'],
+      [{ tokens: `old=${SECRET}` }, 'tokens: only an object can get another token'],
+      [{ tokens: [old] }, 'tokens: only an object can get another token'],
+    ];
+    for (const [content, said] of cases) {
+      const file = fileWith(t, content);
+      const before = readFileSync(file, 'utf8');
+      const { code, stdout, stderr } = await add(file, ['x', TO, '--from', FROM]);
+      assert.deepEqual([code, stdout], [2, '']);
+      assert.ok(typeof said === 'string' ? stderr.includes(said) : said.test(stderr), `${said}\n${stderr}`);
+      assert.ok(!stderr.includes(SECRET), stderr);
+      assert.equal(readFileSync(file, 'utf8'), before);
+      assert.deepEqual(beside(file), ['gateway.json']);
+    }
+    for (const variable of ['GATEWAY_TOKENS', 'GATEWAY_TOKENS_FILE']) {
+      const { code, stderr } = await add(fileWith(t, {}), ['x', TO, '--from', FROM], { [variable]: SECRET });
+      assert.equal(code, 2);
+      assert.ok(stderr.includes(`${variable} is set and replaces all tokens of a file`), stderr);
+    }
+  });
+
+  test('mode and link of the file stay; a link to nothing is a mistake', async (t) => {
+    const dir = folder(t);
+    const [target, link, nowhere] = ['real.json', 'gateway.json', 'nowhere.json'].map((name) => join(dir, name));
+    writeFileSync(target!, '{}');
+    chmodSync(target!, 0o640);
+    symlinkSync('real.json', link!);
+    assert.equal((await add(link!, ['x', TO, '--from', FROM])).code, 0);
+    assert.ok(lstatSync(link!).isSymbolicLink(), 'it is still a link');
+    assert.deepEqual(Object.keys(JSON.parse(readFileSync(target!, 'utf8')).tokens), ['x']);
+    assert.equal(statSync(target!).mode & 0o777, 0o640);
+    symlinkSync('gone.json', nowhere!);
+    const { code, stderr } = await add(nowhere!, ['x', TO, '--from', FROM]);
+    assert.equal(code, 2);
+    assert.match(stderr, /does not exist/);
+    assert.deepEqual(readdirSync(dir).sort(), ['gateway.json', 'nowhere.json', 'real.json']);
+  });
+
+  test('a file that changes while add waits for the backend is not replaced', async (t) => {
+    for (const isNew of [false, true]) {
+      const changed = '{ "rate": "1/1s" }';
+      const change = (res: http.ServerResponse) => {
+        writeFileSync(file, changed);
+        res.end(JSON.stringify([FROM]));
+      };
+      const { url } = await startKnowing(t, { 'GET /v1/accounts': change });
+      const file = isNew ? join(folder(t), 'gateway.json') : fileWith(t, {});
+      const { code, stdout, stderr } = await add(file, ['x', TO], { GATEWAY_BACKEND_URL: url });
+      assert.deepEqual([code, stdout], [2, '']);
+      assert.ok(stderr.includes('has changed meanwhile; nothing was written: run the command again'), stderr);
+      assert.equal(readFileSync(file, 'utf8'), changed);
+      assert.deepEqual(beside(file), ['gateway.json']);
+    }
+  });
+
+  test('where the file cannot be written, add prints what to paste, with the secret, and exits with 1', async (t) => {
+    // A new file, in a folder that is not there.
+    const missing = join(folder(t), 'missing', 'gateway.json');
+    const fresh = await add(missing, ['x', TO, '--from', FROM]);
+    assert.equal(fresh.code, 1);
+    assert.match(
+      fresh.stderr,
+      /cannot be written \(ENOENT.*\); nothing was changed: save the lines above as that file/,
+    );
+    const [json = '', line = ''] = fresh.stdout.split(/\n\n(?=curl)/);
+    assert.equal((await cli(['--config', fileWith(t, json), '--check'])).code, 0);
+    const digest = createHash('sha256').update(secretIn(line)).digest('hex');
+    assert.equal(JSON.parse(json).tokens.x.secret, `sha256:${digest}`);
+    assert.ok(!fresh.stderr.includes(secretIn(line)), fresh.stderr);
+  });
+
+  test('a file that is read-only is not replaced, although its folder can be written', async (t) => {
+    const file = fileWith(t, {});
+    chmodSync(file, 0o444);
+    chmodSync(dirname(file), 0o777);
+    const args = ['--config', file, 'add', 'x', TO, '--from', FROM];
+    const { code, stdout, stderr } = await runAsNobody(t, args);
+    assert.equal(code, 1, stdout + stderr);
+    assert.match(
+      stderr,
+      /cannot be written \(EACCES; it is read-only here\); nothing was changed: put the first lines into/,
+    );
+    assert.match(stdout, /^ {4}"x": \{\n {6}"secret": "sha256:/);
+    secretIn(stdout);
+    assert.equal(readFileSync(file, 'utf8'), '{}');
+    assert.deepEqual(beside(file), ['gateway.json']);
+  });
+
+  test(
+    'the owner of a file stays: root leaves it to them, and anyone else does not take it',
+    { skip: !isRoot && 'needs root' },
+    async (t) => {
+      const file = fileWith(t, {});
+      chownSync(file, NOBODY, NOBODY);
+      const { code, stdout } = await add(file, ['x', TO, '--from', FROM]);
+      assert.equal(code, 0);
+      assert.ok(stdout.includes(`, which still belongs to user ${NOBODY}: it may send`), stdout);
+      assert.deepEqual([statSync(file).uid, statSync(file).gid], [NOBODY, NOBODY]);
+
+      const ofRoot = fileWith(t, {});
+      chmodSync(ofRoot, 0o666);
+      chmodSync(dirname(ofRoot), 0o777);
+      const args = ['--config', ofRoot, 'add', 'x', TO, '--from', FROM];
+      const other = await runAsNobody(t, args);
+      assert.equal(other.code, 1, other.stdout + other.stderr);
+      assert.match(other.stderr, /cannot be written \(EPERM; it belongs to another user\); nothing was changed/);
+      assert.equal(readFileSync(ofRoot, 'utf8'), '{}');
+      assert.deepEqual(beside(ofRoot), ['gateway.json']);
+    },
+  );
+});
+
+suite('test', SIDE_BY_SIDE, () => {
+  const MESSAGE = 'Test of the gateway';
+  const tokens = {
+    script: { secret: SECRET, defaults: { number: FROM, recipients: [TO], text_mode: 'styled' } },
+    named: { secret: `${SECRET}-2`, senders: [FROM], recipients: ['group.*', TO, THIRD] },
+    open: { secret: `${SECRET}-3` },
+    metrics: { secret: `${SECRET}-4`, allow: ['metrics'] },
+    old: { secret: `${SECRET}-5`, expires: '2020-01-01' },
+  };
+
+  test('test sends a message as the token would, without its secret, and prints what the backend says', async (t) => {
+    const { url, asked } = await startKnowing(t);
+    const file = fileWith(t, { backend: { url }, tokens });
+    const sends: [words: string[], send: object][] = [
+      [['script'], { text_mode: 'styled', number: FROM, recipients: [TO] }],
+      [['named'], { number: FROM, recipients: [TO] }],
+      [['named', THIRD], { number: FROM, recipients: [THIRD] }],
+      [['named', 'Family'], { number: FROM, recipients: [GROUP] }],
+      [['open', STRANGER], { number: FROM, recipients: [STRANGER] }],
+      [['open', STRANGER, '--from', THIRD], { number: THIRD, recipients: [STRANGER] }],
+    ];
+    for (const [words, send] of sends) {
+      asked.length = 0;
+      const { code, stdout, stderr } = await testOf(file, words);
+      assert.deepEqual([code, stderr], [0, '']);
+      assert.match(stdout, /^from \+\d+ to .*: the backend answers 201 \{"timestamp":"1700000000000"\}\n$/);
+      const posted = asked.filter((line) => line.startsWith('POST'));
+      assert.equal(posted.length, 1);
+      assert.deepEqual(JSON.parse(posted[0]!.slice('POST /v2/send '.length)), { message: MESSAGE, ...send });
+    }
+  });
+
+  test('what the token may not do, test refuses in the words of the gateway, and the backend gets nothing', async (t) => {
+    const { url, asked } = await startKnowing(t);
+    const file = fileWith(t, {
+      backend: { url },
+      tokens: { ...tokens, two: { secret: `${SECRET}-6`, senders: [FROM] } },
+    });
+    const cases: [words: string[], code: number, said: string][] = [
+      [
+        ['script', STRANGER],
+        1,
+        'This token may not send to one of these recipients: a phone number that is not on its list',
+      ],
+      [
+        ['named', 'ann.01'],
+        1,
+        'This token may not send to one of these recipients: a user name that is not on its list',
+      ],
+      [['script', '--from', THIRD], 1, 'This token may use only the accounts on its list'],
+      [['metrics', TO], 1, 'This token may not use this endpoint; the word "send" in its "allow" opens it.'],
+      [['old', TO], 1, 'the token "old" has expired'],
+      [['two'], 2, 'the token "two" has no list of recipients, so name one: test two RECIPIENT'],
+      [['open'], 2, 'the token "open" has no list of recipients, so name one: test open RECIPIENT'],
+      [['named', '15550100002'], 2, 'recipient 1: write a phone number as "+"'],
+      [['nobody'], 2, 'there is no token with that name; there are "script", "named"'],
+      [['script', TO, TO], 2, 'unknown command or arguments'],
+    ];
+    for (const [words, code, said] of cases) {
+      const outcome = await testOf(file, words);
+      assert.deepEqual([outcome.code, outcome.stdout], [code, ''], outcome.stderr);
+      assert.ok(outcome.stderr.includes(said), outcome.stderr);
+    }
+    assert.deepEqual(asked.filter((line) => line.startsWith('POST')), []);
+  });
+
+  test('test fails with what the backend says, and with whether the message may have been sent', async (t) => {
+    const hangs = (_: http.ServerResponse) => {};
+    const partial = [{ timestamp: '1', errors: { recipients: [{ number: TO, reason: 'UNREGISTERED_FAILURE' }] } }];
+    const cases: [answer: unknown, said: string][] = [
+      [
+        [400, { error: 'Specified account does not exist\x1b[2J' }],
+        'answers 400 {"error":"Specified account does not exist',
+      ],
+      [
+        [400, { error: 'Specified account does not exist' }],
+        '; the backend does not have this account: correct the number',
+      ],
+      [[429, { error: 'x. Use the attached challenge tokens' }], '; Signal asks for a captcha'],
+      [[201, partial], 'UNREGISTERED_FAILURE"}]}}]; a recipient has no Signal account'],
+      [[200, '<html>'], 'answers 200 <html>; correct backend.url'],
+      [[500, ''], "answers 500 an empty body; the backend's own log says why"],
+      [hangs, 'did not answer (timeout): '],
+      [hangs, '; the message may have been sent'],
+      [(res: http.ServerResponse) => void res.destroy(), '; the message may have been sent'],
+    ];
+    for (const [answer, said] of cases) {
+      const { url, asked } = await startKnowing(t, { 'POST /v2/send': answer });
+      const file = fileWith(t, { backend: { url, timeout: answer === hangs ? '2s' : '60s' }, tokens });
+      const { code, stdout, stderr } = await testOf(file, ['script']);
+      assert.deepEqual([code, stdout], [1, ''], stderr);
+      assert.ok(stderr.includes(said), `${said}\n${stderr}`);
+      // deno-lint-ignore no-control-regex
+      assert.ok(!/\x1b/.test(stderr), 'no escape');
+      assert.equal(asked.length, 1, 'it is sent once');
+    }
+    const array = await startKnowing(t, { 'POST /v2/send': [201, [{ timestamp: '1' }]] });
+    assert.equal((await testOf(fileWith(t, { backend: { url: array.url }, tokens }), ['script'])).code, 0);
+    const down = fileWith(t, { backend: { url: `http://127.0.0.1:${await sparePort()}` }, tokens });
+    const { code, stderr } = await testOf(down, ['script']);
+    assert.equal(code, 1);
+    assert.match(stderr, /did not answer \(.*\): start the backend, or correct its port\n$/);
+  });
+});
+
+suite('the file in the folder', SIDE_BY_SIDE, () => {
+  test('gateway.json in the folder is read if no other file is named, but not by the demo', async (t) => {
+    const dir = realpathSync(folder(t));
+    writeFileSync(join(dir, 'gateway.json'), JSON.stringify({ tokens: { here: { secret: SECRET } } }));
+    writeFileSync(join(dir, 'other.json'), JSON.stringify({ tokens: { there: { secret: SECRET } } }));
+    const here = await runIn(dir, ['--check']);
+    assert.match(here.stdout, /It was read from: the file .*\/gateway\.json\.\n[^]*\n {2}here\n/);
+    const there = await runIn(dir, ['--check', '--config', 'other.json']);
+    assert.match(there.stdout, /It was read from: the file .*\/other\.json\.\n[^]*\n {2}there\n/);
+    const nothing = await runIn(folder(t), ['--check']);
+    assert.match(nothing.stdout, /It was read from: nothing, only defaults apply\./);
+    writeFileSync(join(dir, 'gateway.json'), '{');
+    assert.equal((await runIn(dir, ['--check'])).code, 2);
+    const [file, ...first] = program();
+    const demo = spawn(file, [...first, '--demo', '--listen', '127.0.0.1:0'], {
+      cwd: dir,
+      env: { PATH: process.env.PATH },
+    });
+    t.after(() => demo.kill('SIGKILL'));
+    let output = '';
+    for (const stream of [demo.stdout, demo.stderr]) stream.on('data', (chunk) => void (output += chunk));
+    await until(() => /^curl /m.test(output) || demo.exitCode !== null, 'the demo');
+    assert.match(output, /^curl /m);
+  });
+
+  test('a gateway.json that cannot be read is a mistake, so nothing opens', async (t) => {
+    const makers: ((path: string) => void)[] = [
+      (path) => mkdirSync(path),
+      (path) => symlinkSync('gone.json', path),
+    ];
+    for (const make of makers) {
+      const dir = folder(t);
+      make(join(dir, 'gateway.json'));
+      const { code, stdout, stderr } = await runIn(dir, ['--listen', '127.0.0.1:0']);
+      assert.deepEqual([code, stdout], [2, '']);
+      assert.match(stderr, /^ {2}configuration: /m);
+    }
+  });
+});
+
+suite('the lists of the top level', SIDE_BY_SIDE, () => {
+  const bearer = (secret: string) => signed(`Bearer ${secret}`);
+  const send = (recipient: string, number = FROM) => ({
+    method: 'POST',
+    path: '/v2/send',
+    body: JSON.stringify({ message: 'x', number, recipients: [recipient] }),
+  });
+  const SECOND = `${SECRET}-2`;
+
+  test('a token without lists and defaults has those of the top level, and is confined by them', async (t) => {
+    const backend = await startBackend(t);
+    const shared = [
+      { defaults: { number: FROM, recipients: [TO] } },
+      { senders: [FROM], recipients: [TO] },
+      { senders: [FROM], defaults: { recipients: [TO] } },
+    ];
+    for (const top of shared) {
+      const own = { second: { secret: SECOND, recipients: [STRANGER] } };
+      const gateway = await startGateway(t, backend, { ...top, tokens: { first: { secret: SECRET }, ...own } });
+      assert.equal((await ask(gateway, { ...send(TO), ...bearer(SECRET) })).status, 201);
+      // One of its own, and it has none of the three.
+      assert.equal((await ask(gateway, { ...send(STRANGER, THIRD), ...bearer(SECOND) })).status, 201);
+      const seen = backend.seen.length;
+      assert.equal((await ask(gateway, { ...send(STRANGER), ...bearer(SECRET) })).status, 403);
+      assert.equal((await ask(gateway, { ...send(TO, THIRD), ...bearer(SECRET) })).status, 403);
+      assert.equal((await ask(gateway, { ...send(TO), ...bearer(SECOND) })).status, 403);
+      assert.equal(backend.seen.length, seen, 'the backend saw nothing');
+    }
+    assert.deepEqual(new Set(backend.sent.map(({ number }) => number)), new Set([FROM, THIRD]));
+  });
+
+  test('a text is a send with the defaults of the top level, also for a token that has only a template', async (t) => {
+    const backend = await startBackend(t);
+    const gateway = await startGateway(t, backend, {
+      defaults: { number: FROM, recipients: [TO] },
+      tokens: { first: { secret: SECRET }, second: { secret: SECOND, message: 'It says {{text}}' } },
+    });
+    const post = { method: 'POST', path: '/v2/send' };
+    assert.equal((await ask(gateway, { ...post, body: 'Hello', ...bearer(SECRET) })).status, 201);
+    assert.equal((await ask(gateway, { ...post, body: '{"text":"hi"}', ...bearer(SECOND) })).status, 201);
+    assert.deepEqual(backend.sent, [
+      { number: FROM, recipients: [TO], message: 'Hello' },
+      { number: FROM, recipients: [TO], message: 'It says hi' },
+    ]);
+  });
+
+  test('a gateway without tokens is confined by the lists of the top level', async (t) => {
+    const backend = await startBackend(t);
+    const open = { tokens: undefined } as unknown as GatewayConfig;
+    const gateway = await startGateway(t, backend, { ...open, senders: [FROM], recipients: [TO] });
+    const headers = { host: '127.0.0.1' };
+    assert.equal((await ask(gateway, { ...send(TO), headers })).status, 201);
+    const seen = backend.seen.length;
+    assert.equal((await ask(gateway, { ...send(STRANGER), headers })).status, 403);
+    assert.equal((await ask(gateway, { ...send(TO, THIRD), headers })).status, 403);
+    assert.equal(backend.seen.length, seen, 'the backend saw nothing');
+  });
+
+  test('four variables are a confined gateway; a file may have its tokens as text', async (t) => {
+    const env = {
+      GATEWAY_TOKENS: `home=${SECRET}`,
+      GATEWAY_DEFAULTS_NUMBER: FROM,
+      GATEWAY_DEFAULTS_RECIPIENTS: `${TO}, ${THIRD}`,
+      GATEWAY_DEFAULTS_TEXT_MODE: 'styled',
+    };
+    const ofEnv = await cli(['--check'], { env });
+    assert.equal(ofEnv.code, 0, ofEnv.stderr);
+    assert.ok(ofEnv.stdout.includes('\n  home\n'), ofEnv.stdout);
+    assert.ok(ofEnv.stdout.includes(`\n    sends from   ${FROM}\n`), ofEnv.stdout);
+    assert.ok(ofEnv.stdout.includes(`\n    sends to     ${TO}, ${THIRD}\n`), ofEnv.stdout);
+    const lists = { GATEWAY_TOKENS: `home=${SECRET}`, GATEWAY_SENDERS: FROM, GATEWAY_RECIPIENTS: 'group.*' };
+    const ofLists = await cli(['--check'], { env: lists });
+    assert.ok(ofLists.stdout.includes('\n    sends to     group.*\n'), ofLists.stdout);
+    const file = fileWith(t, { tokens: `home=${SECRET},other=${SECOND}`, recipients: [TO] });
+    const ofFile = await cli(['--config', file, '--check']);
+    assert.equal(ofFile.stdout.match(new RegExp(`sends to     \\${TO}$`, 'gm'))?.length, 2, ofFile.stdout);
+    const wrong = await cli(['--check'], { env: { ...env, GATEWAY_DEFAULTS_NUMBER: '15550100001' } });
+    assert.equal(wrong.code, 2);
+    assert.match(wrong.stderr, /GATEWAY_DEFAULTS_NUMBER: .* is not "\+" and 5 to 15 digits/);
+    const spaced = await cli(['--check'], { env: { ...env, GATEWAY_DEFAULTS_RECIPIENTS: `${TO} ${THIRD}` } });
+    assert.match(spaced.stderr, /GATEWAY_DEFAULTS_RECIPIENTS\[0\]: .*; put a comma between two numbers/);
+  });
+});
