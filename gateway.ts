@@ -905,9 +905,9 @@ const ROUTES = Object.entries<RouteRow[]>({
   rows.map(([method, template, ...facts]) => ({ group, method, template, parts: template.slice(1).split('/'), facts }))
 );
 
-/** Whether the row of a route declares a fact; undefined for a path without a row. */
-function says(route: Route | undefined, fact: Fact) {
-  return route?.facts.includes(fact);
+/** Whether the row of a route declares a fact. A path without a row declares none. */
+function declares(route: Route | undefined, fact: Fact) {
+  return route !== undefined && route.facts.includes(fact);
 }
 
 /** The route of a send. A token that makes sends may be allowed to GET it; the backend then gets a POST. */
@@ -922,9 +922,10 @@ const METRICS_ROUTE = ROUTES.find(({ group }) => group === 'metrics')!;
  */
 const SETUP_PREFIXES = new Set(ROUTES.filter((route) => route.group === 'setup').map((route) => prefixOf(route.parts)));
 
-/** The segments that determine whether a path belongs to setup. */
+/** The segments that determine whether a path belongs to setup, however a proxy behind the gateway folds its case. */
 function prefixOf(segments: readonly string[]) {
-  return segments.slice(0, segments[0] === 'swagger' ? 1 : 2).join('/');
+  const folded = segments.slice(0, 2).map((segment) => segment.toLowerCase());
+  return folded[0] === 'swagger' ? 'swagger' : folded.join('/');
 }
 
 /**
@@ -1811,7 +1812,12 @@ function logExchange(exchange: Exchange) {
   const origin = endedBy?.reason === 'no_credential' ? unlistedOrigin(exchange) : undefined;
   // A health check, a preflight, or metrics, which Prometheus asks for all day.
   const isRoutine = status < 400 && (!token || exchange.target?.route === METRICS_ROUTE);
-  const isFlood = !isRoutine && countRefusal(exchange);
+  const flood = isRoutine ? undefined : floodKeyOf(exchange);
+  const isFlood = flood !== undefined && flood.lines.take(flood.key, FAILURE_RATE, core.now()) > 0;
+  if (isFlood && token) {
+    const about = { token: token.name, code: endedBy?.code };
+    warnRarely(core, 'further refusals of a token are logged at debug level', about);
+  }
   core.log(isRoutine || isFlood ? 'debug' : levelFor(exchange), 'request', {
     requestId,
     client,
@@ -1832,19 +1838,16 @@ function logExchange(exchange: Exchange) {
 }
 
 /**
- * Counts a line about a refusal, and returns whether there have been more than 30 like it in a minute: of a token with
- * the same code, or of an address without one. A flood must not fill a small computer's disk, and harmless refusals
- * must not hide what a stolen token tries.
+ * What a refusal is counted by, so that no more than 30 lines a minute are written of a token with the same code, or of
+ * an address without one. A flood must not fill a small computer's disk, and harmless refusals must not hide what a
+ * stolen token tries. Undefined for what always has its line.
  */
-function countRefusal({ core, client, token, endedBy, status }: Exchange) {
-  const now = core.now();
-  if (!token) return core.addressLines.take(failureKey(client), FAILURE_RATE, now) > 0;
+function floodKeyOf({ core, client, token, endedBy, status }: Exchange) {
+  if (!token) return { lines: core.addressLines, key: failureKey(client) };
   const { code, status: worst = status } = endedBy ?? {}; // a response that had begun has its own status
   // Other problems from 500 on are failures, of the backend or of the gateway.
-  const isRefusal = code === 'busy' || (endedBy && worst < 500);
-  if (!isRefusal || core.tokenLines.take(`${token.name} ${code}`, FAILURE_RATE, now) === 0) return false;
-  warnRarely(core, 'further refusals of a token are logged at debug level', { token: token.name, code });
-  return true;
+  const isRefusal = code === 'busy' || (endedBy !== undefined && worst < 500);
+  return isRefusal ? { lines: core.tokenLines, key: `${token.name} ${code}` } : undefined;
 }
 
 /** The level of a request's line. */
@@ -1907,20 +1910,22 @@ function checkHead(req: IncomingMessage) {
  * @throws {Problem} bad_target, or bad_credential for two `@auth` segments or two `@auth` parameters.
  */
 function parseTarget(method: string, raw: string) {
-  // Origin-form only (RFC 9112 3.2.1), because the backend would honour the host of an absolute-form. The pattern
-  // matches the printable characters of ASCII, "!" to "~", except "#" and "\\".
-  if (!/^\/[!"$-[\]-~]*$/.test(raw)) throw badTarget('it must be a path of printable ASCII without "\\" and "#"');
+  // Origin-form only (RFC 9112 3.2.1), because the backend would honour the host of an absolute-form. "!" to
+  // "~" are the printable characters of ASCII.
+  if (!/^\/[!-~]*$/.test(raw) || /[#\\]/.test(raw)) {
+    throw badTarget('it must be a path of printable ASCII without "\\" and "#"');
+  }
   if (/%(?![0-9a-f]{2})/i.test(raw)) throw badTarget('a percent sign must be followed by two hexadecimal digits');
-  const [, path = '', query = ''] = /^([^?]*)\??(.*)$/.exec(raw)!;
+  const { path = '', query = '' } = /^(?<path>[^?]*)\??(?<query>.*)$/.exec(raw)!.groups!;
 
   // Attack: the backend treats /v1%2Fregister as /v1/register, and %252B as a plus. A proxy may decode differently.
   if (/%(?:2f|5c|2e|25)/i.test(path)) throw badTarget('its path contains an encoded slash, backslash, dot or "%"');
   // Empty segments are dropped, because a base URL that ends in "/" gives "//v1/about".
   const segments = path.split('/').filter(Boolean).map((segment) => decodePart(segment));
   const authSegment = onlyOne(segments.filter((segment) => segment.startsWith('@auth=')));
-  // `shift` removes the `@auth` segment, which is accepted only in first place.
-  if (authSegment && segments.shift() !== authSegment) {
-    throw badTarget('the "@auth=" segment must come first');
+  if (authSegment !== undefined) {
+    if (segments[0] !== authSegment) throw badTarget('the "@auth=" segment must come first');
+    segments.shift();
   }
   const isSendByGet = method === 'GET' && partsMatch(SEND_ROUTE.parts, segments);
   const route = ROUTES.find((candidate) =>
@@ -1949,9 +1954,9 @@ function parseQuery(query: string, isOfSend: boolean) {
   const kept: string[] = [];
   const parameters: [string, string][] = [];
   const secrets: string[] = [];
-  // A URL parser in a proxy would encode these four (WHATWG URL 1.3). They are encoded here, so that the backend gets
-  // exactly the query that was checked. encodeURIComponent leaves the apostrophe.
-  const encoded = query.replace(/["<>]/g, encodeURIComponent).replaceAll("'", '%27');
+  // A URL parser in a proxy would encode four of these (WHATWG URL 1.3), and old ones take ";" for "&". They are encoded
+  // here, so that the backend gets exactly the query that was checked. encodeURIComponent leaves the apostrophe.
+  const encoded = query.replace(/["<>;]/g, encodeURIComponent).replaceAll("'", '%27');
   for (const pair of encoded.split('&').filter(Boolean)) {
     const [, left = '', right = ''] = /^([^=]*)=?(.*)$/.exec(pair.replaceAll('+', ' '))!;
     const name = decodePart(left);
@@ -2233,11 +2238,11 @@ function refusalOfEndpoint(token: Token, target: Target, client?: string) {
   const account = parameter(':number');
   if (senders && account !== undefined && !senders.has(account)) return new Problem('sender_not_allowed');
   // A route without an account shows the data of all accounts, such as all attachments, so a pattern must name it.
-  const showsAll = account === undefined && !says(route, 'no-account');
+  const showsAll = account === undefined && !declares(route, 'no-account');
   if (senders && showsAll && grant !== 'named') return new Problem('endpoint_not_allowed', 'route_without_account');
   // A new member, or a link to join, opens the group to persons who are not among the recipients, so a pattern must
   // name the route.
-  const isGroupChange = method !== 'GET' && !says(route, 'same-members');
+  const isGroupChange = method !== 'GET' && !declares(route, 'same-members');
   if (recipients && isGroupChange && grant !== 'named') {
     return new Problem('endpoint_not_allowed', 'group_change_not_named');
   }
@@ -2492,12 +2497,12 @@ class RequestBody {
     scan.defers = false;
     checkFields(this.#exchange.token!, route, scan.takeFields());
     const isEmpty = this.#exchange.bytesIn === 0;
-    if (isEmpty && says(route, 'body')) {
+    if (isEmpty && declares(route, 'body')) {
       throw badJson('The body must be a JSON object, with Content-Length or chunked.');
     }
     // A route that needs no body acts on its path alone, before the gateway could refuse the rest; only a plugin may
     // read any body. The body of a GET is read only to find a credential, and is not relayed.
-    const streams = !route || says(route, 'body') || says(route, 'any-body');
+    const streams = !route || declares(route, 'body') || declares(route, 'any-body');
     if (!this.#isComplete && (method === 'GET' || !streams)) throw tooLarge(HEAD_LIMIT_BYTES);
     if (isEmpty || method === 'GET') return undefined;
     // A small body is sent in one piece and can wait for a slot.
@@ -2937,11 +2942,15 @@ function makeSend(token: Token, payload: JsonObject) {
  */
 function sendFields(token: Token, payload: JsonObject) {
   const fields: JsonObject = {};
+  const recipients: unknown[] = [];
   for (const [key, value] of Object.entries(payload)) {
     const name = fieldName(key);
     if (value === null || isData(token, name)) continue;
-    if (name === 'recipients') fields[name] = [fields[name] ?? [], value].flat(); // `recipients[0]`, `recipients[1]`
-    else if (SEND_FIELDS.includes(name)) fields[name] = name in LIST_KEYS ? [value].flat() : value;
+    if (name === 'recipients') {
+      // `recipients[0]`, `recipients[1]`: a copy of the list for each of 45,000 would block the process for 20 s.
+      for (const recipient of [value].flat()) recipients.push(recipient);
+      fields[name] = recipients; // an empty list, too, stands in place of the default one
+    } else if (SEND_FIELDS.includes(name)) fields[name] = name in LIST_KEYS ? [value].flat() : value;
     else if (name === 'recipient' && value === '' && !isBlank(payload.recipients)) continue; // the backend ignores it too
     else if (isNeverDropped(name)) throw badField(nameToShow(name), NO_FIELD);
   }
@@ -2973,7 +2982,10 @@ function fieldName(name: string) {
  */
 function plainName(name: string) {
   if (/^[a-z\d_]*$/.test(name)) return name; // at once, because a form of 1 MiB may have 200,000 names
-  return name.normalize('NFKC').toLowerCase().replace(/^.*;|(?:\[|\.\d).*|[\s\p{C}@]/gsu, '');
+  const plain = name.normalize('NFKC').toLowerCase();
+  const withoutEntity = plain.slice(plain.lastIndexOf(';') + 1);
+  const withoutIndex = withoutEntity.replace(/(?:\[|\.\d).*/s, '');
+  return withoutIndex.replace(/[\s\p{C}@]/gu, '');
 }
 
 /** A field's name as a message shows it. A long one may contain a secret, so only the plain name is shown. */
@@ -3025,10 +3037,12 @@ function checkSend(token: Token, send: object) {
 
 /**
  * Matches a tag: `{{{name}}}`, or `{{`, a sigil, a name and `}}`. In `{{# alerts }}` the sigil is `#` and the name
- * ` alerts `. An unclosed `{{` matches alone, so that it is reported. The last group is the rest of the line, if that
- * is blank; the match does not include it.
+ * ` alerts `. An unclosed `{{` matches alone, so that it is reported.
  */
-const TAG = /\{\{(?:\{([^]*?)\}\}\}|(?:\s*([#^/!&>=<$]))?([^]*?)\}\})?(?=([ \t]*(?:\r?\n|$))|)/g;
+const TAG = /\{\{(?:\{(?<triple>[^]*?)\}\}\}|(?:\s*(?<sigil>[#^/!&>=<$]))?(?<inner>[^]*?)\}\})?/g;
+
+/** Matches the rest of a line, with its end, if it is blank. */
+const BLANK_REST = /^[ \t]*(?:\r?\n|$)/;
 
 /**
  * `.`, or parts joined by dots, without white space and braces. A leading dot limits the lookup to the innermost
@@ -3068,13 +3082,16 @@ class Template {
     this.#root = { text, at: 0, sigil: '', name: '', path: [], isOutside: false, nodes: [] };
     const open = [this.#root];
     let from = 0;
-    for (const { 0: whole, 1: triple, 2: sigil = '', 3: inner = '', 4: lineEnd, index: at } of text.matchAll(TAG)) {
+    for (const { 0: whole, groups, index: at } of text.matchAll(TAG)) {
+      const { triple, sigil = '', inner = '' } = groups!;
       // By the specification, a section's tag or a comment that is alone on its line removes the whole line.
+      const end = at + whole.length;
       const indent = text.slice(text.lastIndexOf('\n', at - 1) + 1, at);
-      const isAlone = /[#^/!]/.test(sigil) && /^[ \t]*$/.test(indent) && lineEnd !== undefined;
+      const lineEnd = text.indexOf('\n', end) + 1 || text.length;
+      const isAlone = /[#^/!]/.test(sigil) && /^[ \t]*$/.test(indent) && BLANK_REST.test(text.slice(end, lineEnd));
       const { nodes } = open.at(-1)!;
       nodes.push(text.slice(from, isAlone ? at - indent.length : at));
-      from = at + whole.length + (isAlone ? lineEnd.length : 0);
+      from = isAlone ? lineEnd : end;
       if (sigil === '!') continue;
       const name = (triple ?? inner).trim();
       const isOutside = open.length === 1 && !/[#^]/.test(sigil);
@@ -3255,7 +3272,8 @@ function checkFields(token: Token, route: Route | undefined, fields: readonly Fi
     // The backend ignores an empty `recipient`.
     if (value === undefined || (isSend && key === 'recipient' && value === '')) continue;
     const isRecipient = role === 'recipient' || role === 'member';
-    const isPerson = role === 'member' || says(route, 'to-groups') === false;
+    // A path without a row, such as a plugin's, may have groups: a token with a list cannot use it.
+    const isPerson = role === 'member' || (route !== undefined && !declares(route, 'to-groups'));
     const unsafe = role === 'attachment' ? mistakeInAttachment(value) : mistakeInArgument(value);
     const mistake = unsafe ?? (isRecipient && mistakeInRecipient(value, isPerson));
     if (mistake) throw badField(key, mistake);
@@ -3690,15 +3708,22 @@ function gatherChunk(chunks: Uint8Array[], chunk: Uint8Array) {
   chunks.push(isSmall ? Buffer.concat([chunks.pop()!, chunk]) : chunk);
 }
 
-/**
- * The bytes without an incomplete UTF-8 character at their end (RFC 3629 3): of `a`, E2, 82 only `a` remains. The
- * pattern matches the first byte of any character, the first two of a character of three or four, or the first three of
- * four.
- */
+/** The bytes without an incomplete UTF-8 character at their end (RFC 3629 3): of `a`, E2, 82 only `a` remains. */
 function wholeCharacters(bytes: Buffer) {
-  const end = bytes.at(-1)! < 0x80 ? '' : bytes.subarray(-3).toString('latin1');
-  const cut = end.search(/(?:[\xc0-\xff]|[\xe0-\xff][\x80-\xbf]|[\xf0-\xff][\x80-\xbf]{2})$/);
-  return cut < 0 ? bytes : bytes.subarray(0, cut - end.length);
+  const length = incompleteTailLength(bytes);
+  return length === 0 ? bytes : bytes.subarray(0, bytes.length - length);
+}
+
+/** How many bytes at the end begin a character that is not complete. */
+function incompleteTailLength(bytes: Buffer) {
+  for (let length = 1; length <= Math.min(3, bytes.length); length++) {
+    const byte = bytes[bytes.length - length]!;
+    if (byte < 0x80) return 0;
+    if (byte < 0xc0) continue; // not the first of its character
+    const neededLength = byte >= 0xf0 ? 4 : byte >= 0xe0 ? 3 : 2;
+    return length < neededLength ? length : 0;
+  }
+  return 0;
 }
 
 function isAttachment(key: BodyKey | undefined) {
@@ -3845,7 +3870,7 @@ async function connectInTurn(exchange: Exchange, request: http.RequestOptions, i
   const timeoutMs = rules['backend.timeout'];
   exchange.readyMs = performance.now();
   exchange.slotWaitMs = timeoutMs;
-  exchange.gateWaitMs = says(exchange.target!.route, 'waits') ? Math.min(rules['backend.wait'], timeoutMs) : 0;
+  exchange.gateWaitMs = declares(exchange.target!.route, 'waits') ? Math.min(rules['backend.wait'], timeoutMs) : 0;
   for (;;) {
     if (!isUpload) await slots.acquire(exchange);
     exchange.throwIfEnded(); // respondUnparsed may have refused a POST in the turn in which it came
@@ -4077,7 +4102,7 @@ class Upstream {
 
 /** Whether a request needs a slot. */
 function needsSlot({ target }: Exchange) {
-  return !says(target?.route, 'no-slot');
+  return !declares(target?.route, 'no-slot');
 }
 
 /** Failures of this machine, such as running out of files or ports. They show nothing about the backend. */
@@ -4430,18 +4455,15 @@ async function readChunk(
   limitBytes = Infinity,
 ): Promise<Buffer | undefined> {
   exchange.throwIfEnded();
-  let chunk: Buffer | null = null;
-  const isEnded = () => message.readableEnded || (message.complete && message.readableLength === 0);
-  const tryRead = () => {
-    chunk = message.read(message.readableLength > limitBytes ? limitBytes : undefined) as Buffer | null;
-    return chunk !== null || isEnded() || message.destroyed;
-  };
-  if (message.listenerCount('readable') === 0 && !tryRead()) {
-    await undefined; // a small body often comes in one packet with the headers; node:http parses it after this call
-    if (!tryRead()) { for (const event of ['readable', 'end', 'close', 'error']) message.on(event, exchange.wake); }
-  }
-  if (chunk === null) await exchange.waitUntil(tryRead, timeoutMs, late);
-  if (chunk === null && !isEnded()) throw new Problem(broken, 'aborted');
+  const isOver = () => message.readableEnded || (message.complete && message.readableLength === 0);
+  const canRead = () => message.readableLength > 0 || isOver() || message.destroyed;
+  const isWaiting = () => message.listenerCount('readable') === 0 && !canRead();
+  // A small body often comes in one packet with the headers; node:http parses it after this call.
+  if (isWaiting()) await undefined;
+  if (isWaiting()) { for (const event of ['readable', 'end', 'close', 'error']) message.on(event, exchange.wake); }
+  if (!canRead()) await exchange.waitUntil(canRead, timeoutMs, late);
+  const chunk = message.read(message.readableLength > limitBytes ? limitBytes : undefined) as Buffer | null;
+  if (chunk === null && !isOver()) throw new Problem(broken, 'aborted');
   return chunk ?? undefined;
 }
 
@@ -5954,6 +5976,7 @@ const ASK_HINTS: Hints = [
   [/cert|signature/i, "let this machine trust the backend's certificate"],
   [/reset|closed|socket|SSL|TLS|corrupt|EPROTO|HPE/i, 'correct http:// or https:// in backend.url'],
   [/timeout|timed out/i, "check the backend's log, or correct its address"],
+  [/status 50[234]/, 'start the backend: a proxy in front of it answers'],
   [/status 401/, 'put USER:PASSWORD@ into backend.url'],
   [/./, 'correct backend.url: something else listens there'],
 ];
@@ -5985,6 +6008,8 @@ async function askBackend(core: Core, pauseMs = ASK_PAUSE_MS, upstream = core.up
   try {
     const headers = { 'User-Agent': `signal-gateway/${VERSION}`, 'X-Request-Id': requestId };
     const response = await fetch(`${backend}/v1/about`, { headers, redirect: 'manual', signal: asking.signal });
+    // A proxy in front of a backend that is still starting.
+    if ([502, 503, 504].includes(response.status)) throw new Error(`status ${response.status}`);
     upstream.isAwaited = false;
     if (response.status === 401 && authorization) return log('info', 'the backend answers', { backend, status: 401 });
     ensure(response.ok, `status ${response.status}`);
