@@ -27,7 +27,8 @@
  * or configuration.
  *
  * Contents. The first five sections hold types and tables that all others use. From GATEWAY to READERS a section calls
- * only functions of sections below it. The command line comes last and may call everything.
+ * only functions of sections below it, but for the scanner of bodies, which reads configuration files too. The command
+ * line comes last and may call everything.
  *   PUBLIC TYPES · SETTINGS · FIXED LIMITS · PROBLEMS · ROUTES · GATEWAY · PIPELINE · TARGET · CREDENTIALS · ORIGINS ·
  *   ENDPOINTS · RATE · METRICS · REQUEST BODY · SENDS · TEMPLATES · POLICY · BODY SCAN · RELAY · GATE AND SLOTS ·
  *   CONNECT · WEBSOCKETS · READING · RESPONSES · ADDRESSES · LOG · LOADING · READERS · DEMO · COMMAND LINE · EXPORTS
@@ -133,8 +134,8 @@ interface GatewayConfig {
   };
   auth?: {
     /**
-     * The accepted authentication methods, of bearer, basic, query, path, body. `query` and `path` put the token into URLs,
-     * which proxies and browsers log.
+     * The accepted authentication methods, of bearer, basic, query, path, body. `query` and `path` put the token into
+     * URLs, which proxies and browsers log.
      * @default bearer,basic,body
      */
     methods?: AuthMethod[];
@@ -418,7 +419,10 @@ const TOKEN_READERS = {
 /** The rows, in the order of `--help`. */
 const SETTING_ROWS = Object.entries<Setting>(SETTINGS);
 
-/** The environment variable of a setting: `limits.body` is GATEWAY_LIMITS_BODY, `trustedProxies` GATEWAY_TRUSTED_PROXIES. */
+/**
+ * The environment variable of a setting: `limits.body` is GATEWAY_LIMITS_BODY, `trustedProxies`
+ * GATEWAY_TRUSTED_PROXIES.
+ */
 function variableOf(path: string) {
   return `GATEWAY_${path.replace('.', '_').replace(/[A-Z]/g, '_$&').toUpperCase()}`;
 }
@@ -427,9 +431,7 @@ function variableOf(path: string) {
 const TOKENS_FILE = 'GATEWAY_TOKENS_FILE';
 const CONFIG_FILE = 'GATEWAY_CONFIG';
 
-/**
- * All settings, read and checked, by path, with the gateway's own certificate, and the warnings of their sources.
- */
+/** All settings, read and checked, by path, with the gateway's own certificate, and the warnings of their sources. */
 type Settings =
   & { [P in keyof typeof SETTINGS]: SettingValue<(typeof SETTINGS)[P]> }
   & { tokens: readonly TokenSettings[]; certificate?: X509Certificate | undefined }
@@ -439,7 +441,7 @@ type Settings =
 const START_ONLY = ['listen', 'limits.connections', 'log.level', 'log.format'] as const;
 
 /**
- * The settings that the server, the port and the log use, as they were at the start. `Rules` do not contain them, so no
+ * The settings that the server, the port and the log use, as they were at the start. The type `Rules` omits them, so no
  * check can use a newer value, and code that creates the server from any other setting does not compile.
  */
 type AtStart = Pick<Settings, (typeof START_ONLY)[number] | 'tls.cert' | 'tls.key'>;
@@ -511,9 +513,7 @@ const HEAD_LIMIT_BYTES = 64 * 1024;
  */
 const LINGER_MS = 2000;
 
-/**
- * The deepest nesting of a JSON body or a template. It bounds the memory of both; real ones come nowhere near it.
- */
+/** The deepest nesting of a JSON body or a template. It bounds the memory of both; real ones come nowhere near it. */
 const NESTING_LIMIT = 64;
 /**
  * The longest text that is checked in a JSON body: a key, the value of a key that matters, the beginning of an
@@ -679,7 +679,7 @@ type ProblemDetails = {
  * refusal.
  *
  * A function named `refusalOf…` returns a Problem or undefined, because `--check` or an open WebSocket uses it too. One
- * named `mistakeIn…` returns part of a sentence. All other functions throw.
+ * named `mistakeIn…` returns part of a sentence. Any other function that refuses throws.
  */
 class Problem {
   readonly code;
@@ -1610,7 +1610,6 @@ class Exchange {
    * @param timeoutMs Infinity for no timeout.
    * @param late the problem on a timeout, or its code.
    * @returns the time it took, in milliseconds.
-   * @throws {Problem | EarlyResponse} as throwIfEnded.
    */
   async waitUntil(isOver: () => boolean, timeoutMs: number, late: ProblemCode | (() => Problem)) {
     if (this.#resume) throw new Error('an exchange waits for two things at once');
@@ -1640,7 +1639,7 @@ class Exchange {
 
   /**
    * Waits before the request's last byte has reached the backend. A shutdown ends this wait at once. The caller sets
-   * the next stage. @param wait @returns and @throws as waitUntil.
+   * the next stage. The parameters and the result are those of `waitUntil`.
    */
   standBy(...wait: Parameters<Exchange['waitUntil']>) {
     if (this.core.draining) this.end(new Problem('shutting_down'));
@@ -1703,8 +1702,8 @@ async function handle(exchange: Exchange, isUpgrade: boolean) {
     // Before the endpoint, so that an unauthenticated client cannot learn which endpoints an allowlist opens.
     const token = exchange.token = identify(exchange);
 
-    // The cross-site check comes after the token, because Basic is the only method that a browser adds automatically. It
-    // comes before the endpoint, so that another site cannot learn which endpoints are allowed. The rate comes after
+    // The cross-site check comes after the token, because Basic is the only method that a browser adds automatically.
+    // It comes before the endpoint, so that another site cannot learn which endpoints are allowed. The rate comes after
     // the endpoint, because a request that can never pass must not use up the rate of those that can.
     claimConnection(exchange);
     const refusal = refusalOfBrowser(rules, exchange) ?? refusalOfPlayer(exchange) ??
@@ -1750,7 +1749,6 @@ function begin(exchange: Exchange) {
 /**
  * Marks the connection as serving this token, so that it is not closed for a new one. If there are several tokens, each
  * is served on at most half of `limits.connections`, so that a stolen one cannot lock the others out.
- * @throws {Problem} busy if the token already has that many.
  */
 function claimConnection({ core: { connections, atStart }, rules, connection, token }: Exchange) {
   const limit = Math.max(1, atStart['limits.connections'] / 2);
@@ -1894,8 +1892,7 @@ const isTooLong = ({ rawHeaders }: IncomingMessage) => rawHeaders.length > 2 * H
 /**
  * Checks what node:http does not: the HTTP version (Node and Deno accept others than 1.0 and 1.1), the Host header and
  * the number of header fields.
- * @throws {Problem} bad_request, too_many_headers, or bad_target for two Host headers: some programs use the first,
- *   others the last.
+ * Two Host headers are refused: some programs use the first, others the last.
  */
 function checkHead(req: IncomingMessage) {
   // First, because node:http hides the fields beyond the limit, and Host may be one of them.
@@ -1905,10 +1902,7 @@ function checkHead(req: IncomingMessage) {
   if (headerValues(req.rawHeaders, 'host').length > 1) throw badTarget('the request has more than one Host header');
 }
 
-/**
- * Parses a raw request target.
- * @throws {Problem} bad_target, or bad_credential for two `@auth` segments or two `@auth` parameters.
- */
+/** Parses a raw request target. */
 function parseTarget(method: string, raw: string) {
   // Origin-form only (RFC 9112 3.2.1), because the backend would honour the host of an absolute-form. "!" to
   // "~" are the printable characters of ASCII.
@@ -1954,8 +1948,9 @@ function parseQuery(query: string, isOfSend: boolean) {
   const kept: string[] = [];
   const parameters: [string, string][] = [];
   const secrets: string[] = [];
-  // A URL parser in a proxy would encode four of these (WHATWG URL 1.3), and old ones take ";" for "&". They are encoded
-  // here, so that the backend gets exactly the query that was checked. encodeURIComponent leaves the apostrophe.
+  // A URL parser in a proxy would encode four of these (WHATWG URL 1.3), and old ones take ";" for "&". They are
+  // encoded here, so that the backend gets exactly the query that was checked. encodeURIComponent leaves the
+  // apostrophe.
   const encoded = query.replace(/["<>;]/g, encodeURIComponent).replaceAll("'", '%27');
   for (const pair of encoded.split('&').filter(Boolean)) {
     const [, left = '', right = ''] = /^([^=]*)=?(.*)$/.exec(pair.replaceAll('+', ' '))!;
@@ -1980,7 +1975,6 @@ function parseQuery(query: string, isOfSend: boolean) {
 /**
  * Checks a decoded segment of a path.
  * @param part the route's part that the segment matches, if there is a route.
- * @throws {Problem} bad_target.
  */
 function checkSegment(segment: string, part = '') {
   const mistake = mistakeInParameter(part, segment);
@@ -1996,7 +1990,7 @@ function checkSegment(segment: string, part = '') {
 /**
  * Decodes a segment, or a name or value of the query, once.
  * @param isText whether line feeds and tabs are allowed.
- * @throws {Problem} bad_target for a control character: NUL ends an argument, and a line feed ends a line of a log.
+ * A control character is refused: NUL ends an argument, and a line feed ends a line of a log.
  */
 function decodePart(text: string, isText = false) {
   let decoded: string;
@@ -2034,8 +2028,8 @@ interface Credential {
 
 /**
  * A token with all its settings, including inherited ones. Only the digest of its secret is kept. `expires` is Infinity
- * for never; it is checked at every request, so no reload is needed. Without a list it may use every account, or send to
- * everyone.
+ * for never; it is checked at every request, so no reload is needed. Without a list it may use every account, or send
+ * to everyone.
  */
 type Token =
   & Omit<TokenSettings, 'senders' | 'recipients'>
@@ -2046,7 +2040,6 @@ type Token =
  * Finds the first credential outside the body, in the order header, path, query. Only this credential is checked. If it
  * is wrong, the next method is not tried, because the log line names one method and a guess by another would go
  * unnoticed.
- * @throws {Problem} bad_credential for two Authorization headers.
  */
 function findCredential(
   { rawHeaders }: IncomingMessage,
@@ -2060,7 +2053,7 @@ function findCredential(
   return undefined; // `auth` in the body is looked for later, by RequestBody
 }
 
-/** The only secret in one place, if any. @throws {Problem} bad_credential for two, because they are ambiguous. */
+/** The only secret in one place, if any. Two are refused, because they are ambiguous. */
 function onlyOne(found: string[]) {
   if (found.length > 1) throw new Problem('bad_credential');
   return found[0];
@@ -2088,7 +2081,6 @@ function parseAuthorization(value: string): Credential {
  * The secret's digest is looked up in a map. The time of the lookup depends on the SHA-256 of the secret, which does
  * not reveal how much of the secret was right. Wrong credentials from an address never block a valid one, so no client
  * can lock others out.
- * @throws {Problem} unauthorized, too_many_failures.
  */
 function identify({ core, rules, credential, client }: Exchange) {
   if (rules.anonymous) return rules.anonymous;
@@ -2336,7 +2328,7 @@ class RateLimiter {
   }
 }
 
-/** Counts a request against its token's rate, even if it fails later. @throws {Problem} rate_limited. */
+/** Counts a request against its token's rate, even if it fails later. */
 function takeRate(core: Core, token: Token) {
   const retryAfterMs = token.rate ? core.rateLimiter.take(token.name, token.rate, core.now()) : 0;
   if (retryAfterMs > 0) throw new Problem('rate_limited', undefined, { retryAfterMs });
@@ -2472,9 +2464,8 @@ class RequestBody {
   }
 
   /**
-   * Finds `auth` in the head of the body, if a token accepts that method. An unauthenticated client learns nothing about
-   * other fields of the body. A body that does not begin like an object (a text, a form) has no `auth`.
-   * @throws {Problem} bad_json, bad_field (of `auth`), unsupported_encoding, request_timeout, client_left.
+   * Finds `auth` in the head of the body, if a token accepts that method. An unauthenticated client learns nothing
+   * about other fields of the body. A body that does not begin like an object (a text, a form) has no `auth`.
    */
   async readCredential() {
     if (this.#isComplete || !this.#exchange.rules.methods.has('body')) return undefined;
@@ -2482,10 +2473,7 @@ class RequestBody {
     return auth === undefined ? undefined : { method: 'body' as const, secret: auth };
   }
 
-  /**
-   * Checks the head, and returns the body for the backend.
-   * @throws {Problem} as readCredential and checkFields, and body_too_large.
-   */
+  /** Checks the head, and returns the body for the backend. */
   async readChecked() {
     const { method, route } = this.#exchange.target!;
     this.#checkLength(this.length);
@@ -2501,7 +2489,7 @@ class RequestBody {
       throw badJson('The body must be a JSON object, with Content-Length or chunked.');
     }
     // A route that needs no body acts on its path alone, before the gateway could refuse the rest; only a plugin may
-    // read any body. The body of a GET is read only to find a credential, and is not relayed.
+    // read any body, and a path without a row may be one. The body of a GET is read only to find a credential, and is not relayed.
     const streams = !route || declares(route, 'body') || declares(route, 'any-body');
     if (!this.#isComplete && (method === 'GET' || !streams)) throw tooLarge(HEAD_LIMIT_BYTES);
     if (isEmpty || method === 'GET') return undefined;
@@ -2513,7 +2501,6 @@ class RequestBody {
    * Yields a large body as fast as it is consumed. The chunk with the closing brace, and what follows, waits until the
    * whole body is accepted, so that a refused body is never a complete document for the backend.
    * @param beforeEnd is called before the first of these chunks.
-   * @throws {Problem} as #next and checkFields.
    */
   async *chunks(beforeEnd: () => Promise<void>) {
     const scan = this.#scan!;
@@ -2532,10 +2519,7 @@ class RequestBody {
     yield* this.#chunksRead;
   }
 
-  /**
-   * Reads the whole body into memory, to make a send from it.
-   * @throws {Problem} body_too_large, busy, unsupported_encoding, request_timeout, client_left.
-   */
+  /** Reads the whole body into memory, to make a send from it. */
   async readWhole() {
     this.#limitBytes = Math.min(PAYLOAD_LIMIT_BYTES, this.#limitBytes);
     this.#checkLength(this.length);
@@ -2549,7 +2533,6 @@ class RequestBody {
   /**
    * Counts bytes in memory until the request is over: those of the body, and later those of the send made from it. The
    * larger number counts. If there are several tokens, each may use half of HELD_LIMIT_BYTES.
-   * @throws {Problem} busy.
    */
   countHeld(bytes: number) {
     const exchange = this.#exchange;
@@ -2562,7 +2545,7 @@ class RequestBody {
     throw new Problem('busy');
   }
 
-  /** Checks the declared length, or the number of bytes read so far. @throws {Problem} body_too_large. */
+  /** Checks the declared length, or the number of bytes read so far. */
   #checkLength(bytes = 0) {
     if (bytes > this.#limitBytes) throw tooLarge(this.#limitBytes);
   }
@@ -2570,7 +2553,6 @@ class RequestBody {
   /**
    * Reads and scans the head, once, for the credential and for all fields that are checked. Sets `#notAnObject` for a
    * body that does not begin like an object.
-   * @throws {Problem} as readCredential.
    */
   async #scanHead() {
     if (this.#scan) return this.#scan;
@@ -2604,7 +2586,6 @@ class RequestBody {
    * refused, and a client that expects it gets "100 Continue".
    * @param roomBytes the largest chunk to return.
    * @returns an empty chunk at the end of a body whose length was not declared.
-   * @throws {Problem} unsupported_encoding, request_timeout, client_left, body_too_large, and what ended the exchange.
    */
   async #next(roomBytes?: number) {
     const exchange = this.#exchange;
@@ -2664,7 +2645,9 @@ const BEGINS_OBJECT = /^\s*\{/;
 /** Matches what is meant as a JSON object, but stands within a quote or a bracket: `'{"a":1}'`, as cmd.exe sends it. */
 const WRAPPED_OBJECT = /^['"`[\s\p{Pi}\p{Pf}]+\{/u;
 
-/** A pair of a form. Encoders leave no white space and no ";" in a name: ` b = c` and `amp;b=c` are the rest of a value. */
+/**
+ * A pair of a form. Encoders leave no white space and no ";" in a name: ` b = c` and `amp;b=c` are the rest of a value.
+ */
 const FORM_PAIR = /^[^\s&;=]+=/;
 
 /**
@@ -2689,8 +2672,7 @@ function makesSends({ defaults, message }: Token) {
 /**
  * Makes a send from the body, or from the query of a GET, and checks the send. A payload may take twenty times the
  * memory of its text, so none of it outlives this function, however long the request waits.
- * @throws {Problem} as readPayload, makeSend and checkSend; bad_field if the query of a POST names a field that must
- *   not be lost.
+ * The query of a POST is ignored, so it may not name a field that must not be lost.
  */
 async function readSend(exchange: Exchange, body: RequestBody) {
   const token = exchange.token!;
@@ -2713,7 +2695,6 @@ async function readSend(exchange: Exchange, body: RequestBody) {
 /**
  * The payload of a body. The first step that fits decides. The Content-Type alone cannot, because curl -d and wget
  * declare everything a form, and many clients declare JSON as something else.
- * @throws {Problem} bad_json, bad_field.
  */
 function readPayload(token: Token, body: Buffer, contentType = '') {
   const [type] = /^[^ \t;,]*/.exec(contentType.toLowerCase())!;
@@ -2738,7 +2719,6 @@ function readPayload(token: Token, body: Buffer, contentType = '') {
 /**
  * The payload of a JSON body. JSON.parse would drop the first of two equal keys, so a duplicate of a field that must
  * not be lost is refused.
- * @throws {Problem} bad_json, bad_field.
  */
 function readJson(json: Buffer) {
   BodyScan.fieldsOf(json, 'none'); // stricter than JSON.parse: encoding, depth, an object
@@ -2779,10 +2759,7 @@ const PART = /^\r\n([^\r\n]+(?:\r\n[^\r\n]+)*)\r\n\r\n(.*)\r$/s;
 const PART_LINE = /^(?!content-transfer-encoding:(?! *(?:7bit|8bit|binary)$)|content-type:\s*multipart\/)([\w-]+):.*$/i;
 
 // UNTIL `Response` refuses a part that it cannot read: Deno 2.9 and Bun 1.4 skip it.
-/**
- * The fields of a multipart form.
- * @throws {Problem} bad_json.
- */
+/** The fields of a multipart form. */
 function readMultipart(body: Buffer, contentType: string) {
   const boundary = (MULTIPART.exec(contentType) ?? failMultipart())[1]!.replaceAll('"', '');
   // RFC 2046 5.1.1. A search for a boundary of 6000 bytes, in a body that nearly has it everywhere, took a second.
@@ -2796,7 +2773,7 @@ function readMultipart(body: Buffer, contentType: string) {
 
 /**
  * The field of a part. A file becomes an attachment, as a data URI; the backend ends its file name at a semicolon.
- * @throws {Problem} bad_json, and bad_field for a file as `number` or `recipients`: the message would go to nobody.
+ * A file as `number` or `recipients` is refused: the message would go to nobody.
  */
 function readPart(part: string): Pair {
   const [, lines = '', content = ''] = PART.exec(part) ?? failMultipart();
@@ -2818,10 +2795,7 @@ function failMultipart(): never {
   throw badJson('The body is not a multipart form as browsers and "curl -F" send it.');
 }
 
-/**
- * The payload of an HTML form or of a query.
- * @throws {Problem} as readFields, and bad_json for what would be cut off or garbled.
- */
+/** The payload of an HTML form or of a query. */
 function readForm(form: string, token: Token) {
   const pairs = form.split('&').filter((pair) => pair !== '');
   if (!pairs.every((pair) => FORM_PAIR.test(pair))) {
@@ -2860,7 +2834,6 @@ function looksLikeForm({ message: template }: Token, text: string) {
 /**
  * The payload of a form: its fields, or the JSON that its only field holds. GitHub's form has one field with JSON in
  * it, "payload". Uptime Kuma's has one, "data". Plex's adds a picture, which becomes an attachment.
- * @throws {Problem} as readJson, and bad_field for a second `number`, or JSON that names a recipient and would be lost.
  */
 function readFields(pairs: Iterable<Pair>, token: Token) {
   const fields: Record<string, string | string[]> = Object.create(null); // `__proto__` is an ordinary name here
@@ -2907,10 +2880,7 @@ function readFields(pairs: Iterable<Pair>, token: Token) {
   return fields;
 }
 
-/**
- * The send of a payload: the defaults, the payload's fields over them, and the template's message over both.
- * @throws {Problem} bad_field if the message, the number or the recipients are missing.
- */
+/** The send of a payload: the defaults, the payload's fields over them, and the template's message over both. */
 function makeSend(token: Token, payload: JsonObject) {
   const { defaults, message: template } = token;
   const send: JsonObject = { ...defaults, ...sendFields(token, payload) };
@@ -2936,10 +2906,7 @@ function makeSend(token: Token, payload: JsonObject) {
   throw withDetail('bad_field', detail, `no_${missing.join(',no_')}`);
 }
 
-/**
- * The fields of a send that a payload has.
- * @throws {Problem} bad_field.
- */
+/** The fields of a send that a payload has. */
 function sendFields(token: Token, payload: JsonObject) {
   const fields: JsonObject = {};
   const recipients: unknown[] = [];
@@ -2977,8 +2944,8 @@ function fieldName(name: string) {
 }
 
 /**
- * A field's name without what programs and people write around it, as in "recipients.0", "@recipients" and "Recipients".
- * "amp;" remains of an "&" that was escaped for HTML.
+ * A field's name without what programs and people write around it, as in "recipients.0", "@recipients" and
+ * "Recipients". "amp;" remains of an "&" that was escaped for HTML.
  */
 function plainName(name: string) {
   if (/^[a-z\d_]*$/.test(name)) return name; // at once, because a form of 1 MiB may have 200,000 names
@@ -3020,7 +2987,6 @@ function isBlank(value: unknown = '') {
 /**
  * Checks a send as if a client had sent it.
  * @returns the body for the backend.
- * @throws {Problem} as checkFields.
  */
 function checkSend(token: Token, send: object) {
   const bytes = Buffer.from(JSON.stringify(send));
@@ -3111,7 +3077,8 @@ class Template {
   }
 
   /**
-   * The text for some data, and whether any variable outside of sections was found in the data. A text that becomes too long or takes too many steps is cut, and ends with an ellipsis.
+   * The text for some data, and whether any variable outside of sections was found in the data. A text that becomes too
+   * long or takes too many steps is cut, and ends with an ellipsis.
    * @param data as JSON.parse returns it.
    */
   render(data: unknown) {
@@ -3258,10 +3225,7 @@ interface Field {
   readonly value: string | undefined;
 }
 
-/**
- * Checks fields of a body: each first for what no token may send, then by the token's senders and recipients.
- * @throws {Problem} bad_field, sender_not_allowed, recipient_not_allowed.
- */
+/** Checks fields of a body: each first for what no token may send, then by the token's senders and recipients. */
 function checkFields(token: Token, route: Route | undefined, fields: readonly Field[]) {
   const isSend = route?.group === 'send';
   for (const { key, value } of fields) {
@@ -3439,7 +3403,7 @@ class BodyScan {
   #offset = 0; // where in the document the chunk begins
   #utf8Tail: Buffer | undefined; // the beginning of a character that the next chunk completes
 
-  /** The fields of a whole document. @throws {Problem} bad_json, bad_field. */
+  /** The fields of a whole document. */
   static fieldsOf(document: Buffer, keys: keyof typeof KEYS) {
     const scan = new BodyScan(keys);
     scan.write(document);
@@ -3451,7 +3415,7 @@ class BodyScan {
     this.#keys = KEYS[keys];
   }
 
-  /** The fields found since the last call. @throws {Problem} bad_field, for the first field that was refused. */
+  /** The fields found since the last call. */
   takeFields() {
     if (this.#problem) throw this.#problem;
     return this.#fields.splice(0);
@@ -3460,7 +3424,7 @@ class BodyScan {
   /**
    * Reads a chunk, and overwrites in it the bytes of the value of `auth` with spaces. So no length changes, and the
    * backend, which ignores unknown members, gets `"auth":"   "`. The chunk must not have been copied before.
-   * @throws {Problem} bad_json, bad_field; the scanner must not be used afterwards.
+   * After a refusal the scanner must not be used any more.
    */
   write(chunk: Buffer) {
     this.#chunk = chunk;
@@ -3474,7 +3438,7 @@ class BodyScan {
     this.#offset += chunk.length;
   }
 
-  /** Ends the document. @throws {Problem} bad_json if the document is not complete. */
+  /** Ends the document. */
   end() {
     if (!this.isEnded) this.#fail(0, 'it ends before the object is complete');
     if (!this.#hasNumber) this.#fields.push({ key: 'number', value: undefined });
@@ -3576,8 +3540,8 @@ class BodyScan {
 
   // Strings, numbers and words. `#text` collects each key that can matter, the value of each key that does, and each
   // number and word. All other strings stream through, however long they are. A text is collected up to its first byte
-  // beyond TEXT_LIMIT_BYTES. Such a key matches none that matters, and such a value is refused. Only an attachment may be
-  // longer: its metadata is in the beginning, which was collected, and the rest is data, which streams through.
+  // beyond TEXT_LIMIT_BYTES. Such a key matches none that matters, and such a value is refused. Only an attachment may
+  // be longer: its metadata is in the beginning, which was collected, and the rest is data, which streams through.
 
   #beginString(isCollected: boolean) {
     this.#state = this.#readString;
@@ -3787,7 +3751,6 @@ const NOT_TO_BACKEND = new Set([
  * Sends the request to the backend once, and its response to the client. There are two phases, and no way back from the
  * second. `connectInTurn` repeats only `connect`, which writes nothing. `transmit` writes the request.
  * @param isUpgrade whether the request opens a WebSocket.
- * @throws {Problem} busy, backend_unreachable, backend_timeout, bad_backend_answer, and what ended the exchange.
  */
 async function relay(exchange: Exchange, content: Content, isUpgrade: boolean) {
   const takeSocket = isUpgrade && listenEarly(exchange.req.socket);
@@ -3863,7 +3826,6 @@ function outboundHeaders({ req, rules, client, requestId, isMadeSend }: Exchange
 /**
  * Connects to the backend when the request has its slot and the gate is open. Only `connect` is repeated.
  * @param isUpload whether the body is large. It acquires its slot before its last byte, and not here.
- * @throws {Problem} busy, backend_unreachable, and what else ended the exchange.
  */
 async function connectInTurn(exchange: Exchange, request: http.RequestOptions, isUpload: boolean) {
   const { core, rules, upstream: { gate, slots } } = exchange;
@@ -3900,7 +3862,6 @@ async function connectInTurn(exchange: Exchange, request: http.RequestOptions, i
 /**
  * Writes the request on its connection, once. node:http's client neither repeats a request nor follows a redirect.
  * @returns the response, when its head is here.
- * @throws {Problem} bad_backend_answer, backend_timeout, busy, and what else ended the exchange.
  */
 async function transmit(exchange: Exchange, outgoing: http.ClientRequest, content: Content, isUpgrade: boolean) {
   const { core, rules, target, upstream } = exchange;
@@ -3977,7 +3938,6 @@ function warnOfSilence({ core, rules }: Exchange) {
  * Writes a large body at the backend's pace. Its last byte waits for a slot. Time spent waiting for the client does not
  * count towards `backend.timeout`.
  * @param onSent called just before the last byte is written.
- * @throws {Problem} busy if the backend would hold too many unfinished bytes of one token, and as `waitUntil`.
  */
 async function writeUpload(
   exchange: Exchange,
@@ -4012,7 +3972,6 @@ function lengthHeaders(method: string, content: Content) {
  * response for those of another, or lose its credential on a redirect.
  * @param isUpgrade whether the client has asked for a WebSocket.
  * @returns the length of the body, Infinity if it is not known.
- * @throws {Problem} bad_backend_answer.
  */
 function checkResponseHead({ statusCode: status = 0, headers }: IncomingMessage, isUpgrade: boolean) {
   const { 'content-length': length, 'content-encoding': encoding = 'identity', upgrade } = headers;
@@ -4052,7 +4011,7 @@ async function relayBody(exchange: Exchange, incoming: IncomingMessage, length: 
   }
 }
 
-/** Writes a chunk, and waits until the stream has room for the next. @throws {Problem | EarlyResponse} as waitUntil. */
+/** Writes a chunk, and waits until the stream has room for the next. */
 async function writeChunk(
   exchange: Exchange,
   stream: http.OutgoingMessage,
@@ -4134,7 +4093,6 @@ class Gate {
    * Shuts the gate, because `connect` has failed. The request may then `wait` or try again.
    * @param openings how often the gate had opened when that `connect` began: a failure that began before the gate last
    *   opened is ignored.
-   * @throws {Problem} the failure, if it is one of this machine.
    */
   shut({ core, rules }: Exchange, failure: Problem, openings: number) {
     if (LOCAL_FAILURES.includes(failure.reason!)) throw failure;
@@ -4145,7 +4103,7 @@ class Gate {
     if (isNew) this.#log(core, rules, 'the backend is unreachable: sends are waiting for it');
   }
 
-  /** Waits until the gate opens. @throws {Problem} the last failure, and what else ended the exchange. */
+  /** Waits until the gate opens. */
   async wait(exchange: Exchange) {
     if (exchange.gateWaitMs <= 0) throw this.#failure;
     const { openings } = this;
@@ -4226,7 +4184,7 @@ class Slots {
   readonly #slots: Slot[] = []; // that requests have acquired: all counts are made from this list
   #given = 0;
 
-  /** Waits until the request has a slot, if it needs one. @throws {Problem} busy, and what else ended the exchange. */
+  /** Waits until the request has a slot, if it needs one. */
   async acquire(exchange: Exchange) {
     if (exchange.slot || !needsSlot(exchange) || exchange.core.rules['backend.parallel'] === Infinity) return;
     const { name } = exchange.token!;
@@ -4325,7 +4283,6 @@ function sumOf(exchanges: Exchange[], kind: 'heldBytes' | 'uploadBytes') {
  * Makes a connection to the backend, or takes a kept one. With TLS, the handshake is complete. Writes nothing.
  * @param owner can end the connection by `underway`, which is set before this function returns.
  * @returns the request, to be written by `transmit`.
- * @throws {Problem} backend_unreachable. Nothing was sent.
  * @throws {Error} of the runtime, if a connection cannot even be attempted. It shows nothing about the backend.
  */
 function connect(owner: Pick<Exchange, 'underway'>, request: http.RequestOptions, timeoutMs: number) {
@@ -4444,7 +4401,6 @@ function openTunnel(exchange: Exchange, headers: readonly string[], socket: Sock
  * @param broken the code of the problem if the message is cut off.
  * @param limitBytes the largest chunk to return; the rest stays for the next call.
  * @returns undefined at the end of the message.
- * @throws {Problem} what ended the exchange, or that the message was cut off.
  */
 async function readChunk(
   exchange: Exchange,
@@ -4515,9 +4471,9 @@ const MEDIA_TYPE = /^(audio|video|image)\/(?!svg|[\w.+-]*xml)[\w.+-]+ *(?:;[^,]*
  * The headers of a relayed response: the gateway's own, and the backend's that these do not replace.
  *
  * Attack: the backend serves an attachment as the HTML or SVG that it is, and its sender knows the URL. A script in it
- * would run in the gateway's origin. Even an <img> in it could call the gateway with the token of the path method. So no
- * response to a GET may run or load anything, except swagger's pages. Audio and video get no policy, because Chromium
- * would not play them; they cannot run a script. A playlist is sent as text, because Chromium would play it
+ * would run in the gateway's origin. Even an <img> in it could call the gateway with the token of the path method. So
+ * no response to a GET may run or load anything, except swagger's pages. Audio and video get no policy, because
+ * Chromium would not play them; they cannot run a script. A playlist is sent as text, because Chromium would play it
  * automatically and fetch the URLs in it. An attachment or avatar that is not audio, video or an image is a download,
  * because a click on a link in it would use the token of the path method.
  * @param incoming the backend's response.
@@ -5521,8 +5477,8 @@ function checkTokenName(name: string) {
 }
 
 /**
- * Reads tokens from text: entries separated by commas or line feeds, each SECRET or name=SECRET. A token whose secret is
- * wrong has no digest. Messages give an entry's position, not its text, which may be a secret.
+ * Reads tokens from text: entries separated by commas or line feeds, each SECRET or name=SECRET. A token whose secret
+ * is wrong has no digest. Messages give an entry's position, not its text, which may be a secret.
  */
 function readTokenText(text: string, mistakes: Mistakes) {
   const entries = text.split(/[,\n]/).map((entry) => entry.trim()).filter(Boolean);
@@ -5949,7 +5905,6 @@ function checkSendRoute(token: Token) {
 /**
  * The send that a gateway with these settings would make from a body posted with a token.
  * @throws {UsageError} if there is no such token, or if it makes no sends.
- * @throws {Problem} the refusal that the gateway would give.
  */
 function renderSend(settings: Settings, name: string, body: Buffer) {
   const tokens = [...makeRules(settings).tokens.values()];
