@@ -29,7 +29,8 @@
  * payload); 2 invalid usage or configuration.
  *
  * Contents. The first five sections hold types and tables that all others use. From GATEWAY to READERS a section calls
- * only functions of sections below it. The commands come last and may call everything.
+ * only functions of sections below it, but for the scanner of bodies, which reads configuration files too. The
+ * commands come last and may call everything.
  *   PUBLIC TYPES · SETTINGS · FIXED LIMITS · PROBLEMS · ROUTES · GATEWAY · PIPELINE · TARGET · CREDENTIALS · ORIGINS ·
  *   ENDPOINTS · RATE · METRICS · REQUEST BODY · SENDS · TEMPLATES · POLICY · BODY SCAN · RELAY · GATE AND SLOTS ·
  *   CONNECT · WEBSOCKETS · READING · RESPONSES · ADDRESSES · LOG · LOADING · READERS · DEMO · ADD AND TEST ·
@@ -151,8 +152,8 @@ interface GatewayConfig {
   };
   auth?: {
     /**
-     * The accepted authentication methods, of bearer, basic, query, path, body. `query` and `path` put the token into URLs,
-     * which proxies and browsers log.
+     * The accepted authentication methods, of bearer, basic, query, path, body. `query` and `path` put the token into
+     * URLs, which proxies and browsers log.
      * @default bearer,basic,body
      */
     methods?: AuthMethod[];
@@ -461,7 +462,10 @@ const TOKEN_READERS = {
 /** The rows, in the order of `--help`. */
 const SETTING_ROWS = Object.entries<Setting>(SETTINGS);
 
-/** The environment variable of a setting: `limits.body` is GATEWAY_LIMITS_BODY, `trustedProxies` GATEWAY_TRUSTED_PROXIES. */
+/**
+ * The environment variable of a setting: `limits.body` is GATEWAY_LIMITS_BODY, `trustedProxies`
+ * GATEWAY_TRUSTED_PROXIES.
+ */
 function variableOf(path: string) {
   return `GATEWAY_${path.replace('.', '_').replace(/[A-Z]/g, '_$&').toUpperCase()}`;
 }
@@ -470,9 +474,7 @@ function variableOf(path: string) {
 const TOKENS_FILE = 'GATEWAY_TOKENS_FILE';
 const CONFIG_FILE = 'GATEWAY_CONFIG';
 
-/**
- * All settings, read and checked, by path, with the gateway's own certificate, and the warnings of their sources.
- */
+/** All settings, read and checked, by path, with the gateway's own certificate, and the warnings of their sources. */
 type Settings =
   & { [P in keyof typeof SETTINGS]: SettingValue<(typeof SETTINGS)[P]> }
   & { tokens: readonly TokenSettings[]; certificate?: X509Certificate | undefined }
@@ -482,7 +484,7 @@ type Settings =
 const START_ONLY = ['listen', 'limits.connections', 'log.level', 'log.format'] as const;
 
 /**
- * The settings that the server, the port and the log use, as they were at the start. `Rules` do not contain them, so no
+ * The settings that the server, the port and the log use, as they were at the start. The type `Rules` omits them, so no
  * check can use a newer value, and code that creates the server from any other setting does not compile.
  */
 type AtStart = Pick<Settings, (typeof START_ONLY)[number] | 'tls.cert' | 'tls.key'>;
@@ -554,9 +556,7 @@ const HEAD_LIMIT_BYTES = 64 * 1024;
  */
 const LINGER_MS = 2000;
 
-/**
- * The deepest nesting of a JSON body or a template. It bounds the memory of both; real ones come nowhere near it.
- */
+/** The deepest nesting of a JSON body or a template. It bounds the memory of both; real ones come nowhere near it. */
 const NESTING_LIMIT = 64;
 /**
  * The longest text that is checked in a JSON body: a key, the value of a key that matters, the beginning of an
@@ -731,7 +731,7 @@ type ProblemDetails = {
  * refusal.
  *
  * A function named `refusalOf…` returns a Problem or undefined, because `--check` or an open WebSocket uses it too. One
- * named `mistakeIn…` returns part of a sentence. All other functions throw.
+ * named `mistakeIn…` returns part of a sentence. Any other function that refuses throws.
  */
 class Problem {
   readonly code;
@@ -957,9 +957,9 @@ const ROUTES = Object.entries<RouteRow[]>({
   rows.map(([method, template, ...facts]) => ({ group, method, template, parts: template.slice(1).split('/'), facts }))
 );
 
-/** Whether the row of a route declares a fact; undefined for a path without a row. */
-function says(route: Route | undefined, fact: Fact) {
-  return route?.facts.includes(fact);
+/** Whether the row of a route declares a fact. A path without a row declares none. */
+function declares(route: Route | undefined, fact: Fact) {
+  return route !== undefined && route.facts.includes(fact);
 }
 
 /** The route of a send. A token that makes sends may be allowed to GET it; the backend then gets a POST. */
@@ -974,9 +974,10 @@ const METRICS_ROUTE = ROUTES.find(({ group }) => group === 'metrics')!;
  */
 const SETUP_PREFIXES = new Set(ROUTES.filter((route) => route.group === 'setup').map((route) => prefixOf(route.parts)));
 
-/** The segments that determine whether a path belongs to setup. */
+/** The segments that determine whether a path belongs to setup, however a proxy behind the gateway folds its case. */
 function prefixOf(segments: readonly string[]) {
-  return segments.slice(0, segments[0] === 'swagger' ? 1 : 2).join('/');
+  const folded = segments.slice(0, 2).map((segment) => segment.toLowerCase());
+  return folded[0] === 'swagger' ? 'swagger' : folded.join('/');
 }
 
 /**
@@ -1661,7 +1662,6 @@ class Exchange {
    * @param timeoutMs Infinity for no timeout.
    * @param late the problem on a timeout, or its code.
    * @returns the time it took, in milliseconds.
-   * @throws {Problem | EarlyResponse} as throwIfEnded.
    */
   async waitUntil(isOver: () => boolean, timeoutMs: number, late: ProblemCode | (() => Problem)) {
     if (this.#resume) throw new Error('an exchange waits for two things at once');
@@ -1691,7 +1691,7 @@ class Exchange {
 
   /**
    * Waits before the request's last byte has reached the backend. A shutdown ends this wait at once. The caller sets
-   * the next stage. @param wait @returns and @throws as waitUntil.
+   * the next stage. The parameters and the result are those of `waitUntil`.
    */
   standBy(...wait: Parameters<Exchange['waitUntil']>) {
     if (this.core.draining) this.end(new Problem('shutting_down'));
@@ -1754,8 +1754,8 @@ async function handle(exchange: Exchange, isUpgrade: boolean) {
     // Before the endpoint, so that an unauthenticated client cannot learn which endpoints an allowlist opens.
     const token = exchange.token = identify(exchange);
 
-    // The cross-site check comes after the token, because Basic is the only method that a browser adds automatically. It
-    // comes before the endpoint, so that another site cannot learn which endpoints are allowed. The rate comes after
+    // The cross-site check comes after the token, because Basic is the only method that a browser adds automatically.
+    // It comes before the endpoint, so that another site cannot learn which endpoints are allowed. The rate comes after
     // the endpoint, because a request that can never pass must not use up the rate of those that can.
     claimConnection(exchange);
     const refusal = refusalOfBrowser(rules, exchange) ?? refusalOfPlayer(exchange) ??
@@ -1801,7 +1801,6 @@ function begin(exchange: Exchange) {
 /**
  * Marks the connection as serving this token, so that it is not closed for a new one. If there are several tokens, each
  * is served on at most half of `limits.connections`, so that a stolen one cannot lock the others out.
- * @throws {Problem} busy if the token already has that many.
  */
 function claimConnection({ core: { connections, atStart }, rules, connection, token }: Exchange) {
   const limit = Math.max(1, atStart['limits.connections'] / 2);
@@ -1863,7 +1862,12 @@ function logExchange(exchange: Exchange) {
   const origin = endedBy?.reason === 'no_credential' ? unlistedOrigin(exchange) : undefined;
   // A health check, a preflight, or metrics, which Prometheus asks for all day.
   const isRoutine = status < 400 && (!token || exchange.target?.route === METRICS_ROUTE);
-  const isFlood = !isRoutine && countRefusal(exchange);
+  const flood = isRoutine ? undefined : floodKeyOf(exchange);
+  const isFlood = flood !== undefined && flood.lines.take(flood.key, FAILURE_RATE, core.now()) > 0;
+  if (isFlood && token) {
+    const about = { token: token.name, code: endedBy?.code };
+    warnRarely(core, 'further refusals of a token are logged at debug level', about);
+  }
   core.log(isRoutine || isFlood ? 'debug' : levelFor(exchange), 'request', {
     requestId,
     client,
@@ -1884,19 +1888,16 @@ function logExchange(exchange: Exchange) {
 }
 
 /**
- * Counts a line about a refusal, and returns whether there have been more than 30 like it in a minute: of a token with
- * the same code, or of an address without one. A flood must not fill a small computer's disk, and harmless refusals
- * must not hide what a stolen token tries.
+ * What a refusal is counted by, so that no more than 30 lines a minute are written of a token with the same code, or of
+ * an address without one. A flood must not fill a small computer's disk, and harmless refusals must not hide what a
+ * stolen token tries. Undefined for what always has its line.
  */
-function countRefusal({ core, client, token, endedBy, status }: Exchange) {
-  const now = core.now();
-  if (!token) return core.addressLines.take(failureKey(client), FAILURE_RATE, now) > 0;
+function floodKeyOf({ core, client, token, endedBy, status }: Exchange) {
+  if (!token) return { lines: core.addressLines, key: failureKey(client) };
   const { code, status: worst = status } = endedBy ?? {}; // a response that had begun has its own status
   // Other problems from 500 on are failures, of the backend or of the gateway.
-  const isRefusal = code === 'busy' || (endedBy && worst < 500);
-  if (!isRefusal || core.tokenLines.take(`${token.name} ${code}`, FAILURE_RATE, now) === 0) return false;
-  warnRarely(core, 'further refusals of a token are logged at debug level', { token: token.name, code });
-  return true;
+  const isRefusal = code === 'busy' || (endedBy !== undefined && worst < 500);
+  return isRefusal ? { lines: core.tokenLines, key: `${token.name} ${code}` } : undefined;
 }
 
 /** The level of a request's line. */
@@ -1943,8 +1944,7 @@ const isTooLong = ({ rawHeaders }: IncomingMessage) => rawHeaders.length > 2 * H
 /**
  * Checks what node:http does not: the HTTP version (Node and Deno accept others than 1.0 and 1.1), the Host header and
  * the number of header fields.
- * @throws {Problem} bad_request, too_many_headers, or bad_target for two Host headers: some programs use the first,
- *   others the last.
+ * Two Host headers are refused: some programs use the first, others the last.
  */
 function checkHead(req: IncomingMessage) {
   // First, because node:http hides the fields beyond the limit, and Host may be one of them.
@@ -1954,25 +1954,24 @@ function checkHead(req: IncomingMessage) {
   if (headerValues(req.rawHeaders, 'host').length > 1) throw badTarget('the request has more than one Host header');
 }
 
-/**
- * Parses a raw request target.
- * @throws {Problem} bad_target, or bad_credential for two `@auth` segments or two `@auth` parameters.
- */
+/** Parses a raw request target. */
 function parseTarget(method: string, raw: string) {
-  // Origin-form only (RFC 9112 3.2.1), because the backend would honour the host of an absolute-form. The pattern
-  // matches the printable characters of ASCII, "!" to "~", except "#" and "\\".
-  if (!/^\/[!"$-[\]-~]*$/.test(raw)) throw badTarget('it must be a path of printable ASCII without "\\" and "#"');
+  // Origin-form only (RFC 9112 3.2.1), because the backend would honour the host of an absolute-form. "!" to
+  // "~" are the printable characters of ASCII.
+  if (!/^\/[!-~]*$/.test(raw) || /[#\\]/.test(raw)) {
+    throw badTarget('it must be a path of printable ASCII without "\\" and "#"');
+  }
   if (/%(?![0-9a-f]{2})/i.test(raw)) throw badTarget('a percent sign must be followed by two hexadecimal digits');
-  const [, path = '', query = ''] = /^([^?]*)\??(.*)$/.exec(raw)!;
+  const { path = '', query = '' } = /^(?<path>[^?]*)\??(?<query>.*)$/.exec(raw)!.groups!;
 
   // Attack: the backend treats /v1%2Fregister as /v1/register, and %252B as a plus. A proxy may decode differently.
   if (/%(?:2f|5c|2e|25)/i.test(path)) throw badTarget('its path contains an encoded slash, backslash, dot or "%"');
   // Empty segments are dropped, because a base URL that ends in "/" gives "//v1/about".
   const segments = path.split('/').filter(Boolean).map((segment) => decodePart(segment));
   const authSegment = onlyOne(segments.filter((segment) => segment.startsWith('@auth=')));
-  // `shift` removes the `@auth` segment, which is accepted only in first place.
-  if (authSegment && segments.shift() !== authSegment) {
-    throw badTarget('the "@auth=" segment must come first');
+  if (authSegment !== undefined) {
+    if (segments[0] !== authSegment) throw badTarget('the "@auth=" segment must come first');
+    segments.shift();
   }
   const isSendByGet = method === 'GET' && partsMatch(SEND_ROUTE.parts, segments);
   const route = ROUTES.find((candidate) =>
@@ -2001,9 +2000,10 @@ function parseQuery(query: string, isOfSend: boolean) {
   const kept: string[] = [];
   const parameters: [string, string][] = [];
   const secrets: string[] = [];
-  // A URL parser in a proxy would encode these four (WHATWG URL 1.3). They are encoded here, so that the backend gets
-  // exactly the query that was checked. encodeURIComponent leaves the apostrophe.
-  const encoded = query.replace(/["<>]/g, encodeURIComponent).replaceAll("'", '%27');
+  // A URL parser in a proxy would encode four of these (WHATWG URL 1.3), and old ones take ";" for "&". They are
+  // encoded here, so that the backend gets exactly the query that was checked. encodeURIComponent leaves the
+  // apostrophe.
+  const encoded = query.replace(/["<>;]/g, encodeURIComponent).replaceAll("'", '%27');
   for (const pair of encoded.split('&').filter(Boolean)) {
     const [, left = '', right = ''] = /^([^=]*)=?(.*)$/.exec(pair.replaceAll('+', ' '))!;
     const name = decodePart(left);
@@ -2027,7 +2027,6 @@ function parseQuery(query: string, isOfSend: boolean) {
 /**
  * Checks a decoded segment of a path.
  * @param part the route's part that the segment matches, if there is a route.
- * @throws {Problem} bad_target.
  */
 function checkSegment(segment: string, part = '') {
   const mistake = mistakeInParameter(part, segment);
@@ -2043,7 +2042,7 @@ function checkSegment(segment: string, part = '') {
 /**
  * Decodes a segment, or a name or value of the query, once.
  * @param isText whether line feeds and tabs are allowed.
- * @throws {Problem} bad_target for a control character: NUL ends an argument, and a line feed ends a line of a log.
+ * A control character is refused: NUL ends an argument, and a line feed ends a line of a log.
  */
 function decodePart(text: string, isText = false) {
   let decoded: string;
@@ -2081,8 +2080,8 @@ interface Credential {
 
 /**
  * A token with all its settings, including inherited ones. Only the digest of its secret is kept. `expires` is Infinity
- * for never; it is checked at every request, so no reload is needed. Without a list it may use every account, or send to
- * everyone.
+ * for never; it is checked at every request, so no reload is needed. Without a list it may use every account, or send
+ * to everyone.
  */
 type Token =
   & Omit<TokenSettings, 'senders' | 'recipients'>
@@ -2093,7 +2092,6 @@ type Token =
  * Finds the first credential outside the body, in the order header, path, query. Only this credential is checked. If it
  * is wrong, the next method is not tried, because the log line names one method and a guess by another would go
  * unnoticed.
- * @throws {Problem} bad_credential for two Authorization headers.
  */
 function findCredential(
   { rawHeaders }: IncomingMessage,
@@ -2107,7 +2105,7 @@ function findCredential(
   return undefined; // `auth` in the body is looked for later, by RequestBody
 }
 
-/** The only secret in one place, if any. @throws {Problem} bad_credential for two, because they are ambiguous. */
+/** The only secret in one place, if any. Two are refused, because they are ambiguous. */
 function onlyOne(found: string[]) {
   if (found.length > 1) throw new Problem('bad_credential');
   return found[0];
@@ -2135,7 +2133,6 @@ function parseAuthorization(value: string): Credential {
  * The secret's digest is looked up in a map. The time of the lookup depends on the SHA-256 of the secret, which does
  * not reveal how much of the secret was right. Wrong credentials from an address never block a valid one, so no client
  * can lock others out.
- * @throws {Problem} unauthorized, too_many_failures.
  */
 function identify({ core, rules, credential, client }: Exchange) {
   if (rules.anonymous) return rules.anonymous;
@@ -2285,11 +2282,11 @@ function refusalOfEndpoint(token: Token, target: Target, client?: string) {
   const account = parameter(':number');
   if (senders && account !== undefined && !senders.has(account)) return new Problem('sender_not_allowed');
   // A route without an account shows the data of all accounts, such as all attachments, so a pattern must name it.
-  const showsAll = account === undefined && !says(route, 'no-account');
+  const showsAll = account === undefined && !declares(route, 'no-account');
   if (senders && showsAll && grant !== 'named') return new Problem('endpoint_not_allowed', 'route_without_account');
   // A new member, or a link to join, opens the group to persons who are not among the recipients, so a pattern must
   // name the route.
-  const isGroupChange = method !== 'GET' && !says(route, 'same-members');
+  const isGroupChange = method !== 'GET' && !declares(route, 'same-members');
   if (recipients && isGroupChange && grant !== 'named') {
     return new Problem('endpoint_not_allowed', 'group_change_not_named');
   }
@@ -2383,7 +2380,7 @@ class RateLimiter {
   }
 }
 
-/** Counts a request against its token's rate, even if it fails later. @throws {Problem} rate_limited. */
+/** Counts a request against its token's rate, even if it fails later. */
 function takeRate(core: Core, token: Token) {
   const retryAfterMs = token.rate ? core.rateLimiter.take(token.name, token.rate, core.now()) : 0;
   if (retryAfterMs > 0) throw new Problem('rate_limited', undefined, { retryAfterMs });
@@ -2519,9 +2516,8 @@ class RequestBody {
   }
 
   /**
-   * Finds `auth` in the head of the body, if a token accepts that method. An unauthenticated client learns nothing about
-   * other fields of the body. A body that does not begin like an object (a text, a form) has no `auth`.
-   * @throws {Problem} bad_json, bad_field (of `auth`), unsupported_encoding, request_timeout, client_left.
+   * Finds `auth` in the head of the body, if a token accepts that method. An unauthenticated client learns nothing
+   * about other fields of the body. A body that does not begin like an object (a text, a form) has no `auth`.
    */
   async readCredential() {
     if (this.#isComplete || !this.#exchange.rules.methods.has('body')) return undefined;
@@ -2529,10 +2525,7 @@ class RequestBody {
     return auth === undefined ? undefined : { method: 'body' as const, secret: auth };
   }
 
-  /**
-   * Checks the head, and returns the body for the backend.
-   * @throws {Problem} as readCredential and checkFields, and body_too_large.
-   */
+  /** Checks the head, and returns the body for the backend. */
   async readChecked() {
     const { method, route } = this.#exchange.target!;
     this.#checkLength(this.length);
@@ -2544,12 +2537,12 @@ class RequestBody {
     scan.defers = false;
     checkFields(this.#exchange.token!, route, scan.takeFields());
     const isEmpty = this.#exchange.bytesIn === 0;
-    if (isEmpty && says(route, 'body')) {
+    if (isEmpty && declares(route, 'body')) {
       throw badJson('The body must be a JSON object, with Content-Length or chunked.');
     }
     // A route that needs no body acts on its path alone, before the gateway could refuse the rest; only a plugin may
-    // read any body. The body of a GET is read only to find a credential, and is not relayed.
-    const streams = !route || says(route, 'body') || says(route, 'any-body');
+    // read any body, and a path without a row may be one. The body of a GET is read only to find a credential, and is not relayed.
+    const streams = !route || declares(route, 'body') || declares(route, 'any-body');
     if (!this.#isComplete && (method === 'GET' || !streams)) throw tooLarge(HEAD_LIMIT_BYTES);
     if (isEmpty || method === 'GET') return undefined;
     // A small body is sent in one piece and can wait for a slot.
@@ -2560,7 +2553,6 @@ class RequestBody {
    * Yields a large body as fast as it is consumed. The chunk with the closing brace, and what follows, waits until the
    * whole body is accepted, so that a refused body is never a complete document for the backend.
    * @param beforeEnd is called before the first of these chunks.
-   * @throws {Problem} as #next and checkFields.
    */
   async *chunks(beforeEnd: () => Promise<void>) {
     const scan = this.#scan!;
@@ -2579,10 +2571,7 @@ class RequestBody {
     yield* this.#chunksRead;
   }
 
-  /**
-   * Reads the whole body into memory, to make a send from it.
-   * @throws {Problem} body_too_large, busy, unsupported_encoding, request_timeout, client_left.
-   */
+  /** Reads the whole body into memory, to make a send from it. */
   async readWhole() {
     this.#limitBytes = Math.min(PAYLOAD_LIMIT_BYTES, this.#limitBytes);
     this.#checkLength(this.length);
@@ -2596,7 +2585,6 @@ class RequestBody {
   /**
    * Counts bytes in memory until the request is over: those of the body, and later those of the send made from it. The
    * larger number counts. If there are several tokens, each may use half of HELD_LIMIT_BYTES.
-   * @throws {Problem} busy.
    */
   countHeld(bytes: number) {
     const exchange = this.#exchange;
@@ -2609,7 +2597,7 @@ class RequestBody {
     throw new Problem('busy');
   }
 
-  /** Checks the declared length, or the number of bytes read so far. @throws {Problem} body_too_large. */
+  /** Checks the declared length, or the number of bytes read so far. */
   #checkLength(bytes = 0) {
     if (bytes > this.#limitBytes) throw tooLarge(this.#limitBytes);
   }
@@ -2617,7 +2605,6 @@ class RequestBody {
   /**
    * Reads and scans the head, once, for the credential and for all fields that are checked. Sets `#notAnObject` for a
    * body that does not begin like an object.
-   * @throws {Problem} as readCredential.
    */
   async #scanHead() {
     if (this.#scan) return this.#scan;
@@ -2651,7 +2638,6 @@ class RequestBody {
    * refused, and a client that expects it gets "100 Continue".
    * @param roomBytes the largest chunk to return.
    * @returns an empty chunk at the end of a body whose length was not declared.
-   * @throws {Problem} unsupported_encoding, request_timeout, client_left, body_too_large, and what ended the exchange.
    */
   async #next(roomBytes?: number) {
     const exchange = this.#exchange;
@@ -2711,7 +2697,9 @@ const BEGINS_OBJECT = /^\s*\{/;
 /** Matches what is meant as a JSON object, but stands within a quote or a bracket: `'{"a":1}'`, as cmd.exe sends it. */
 const WRAPPED_OBJECT = /^['"`[\s\p{Pi}\p{Pf}]+\{/u;
 
-/** A pair of a form. Encoders leave no white space and no ";" in a name: ` b = c` and `amp;b=c` are the rest of a value. */
+/**
+ * A pair of a form. Encoders leave no white space and no ";" in a name: ` b = c` and `amp;b=c` are the rest of a value.
+ */
 const FORM_PAIR = /^[^\s&;=]+=/;
 
 /**
@@ -2736,8 +2724,7 @@ function makesSends({ defaults, message }: Token) {
 /**
  * Makes a send from the body, or from the query of a GET, and checks the send. A payload may take twenty times the
  * memory of its text, so none of it outlives this function, however long the request waits.
- * @throws {Problem} as readPayload, makeSend and checkSend; bad_field if the query of a POST names a field that must
- *   not be lost.
+ * The query of a POST is ignored, so it may not name a field that must not be lost.
  */
 async function readSend(exchange: Exchange, body: RequestBody) {
   const token = exchange.token!;
@@ -2760,7 +2747,6 @@ async function readSend(exchange: Exchange, body: RequestBody) {
 /**
  * The payload of a body. The first step that fits decides. The Content-Type alone cannot, because curl -d and wget
  * declare everything a form, and many clients declare JSON as something else.
- * @throws {Problem} bad_json, bad_field.
  */
 function readPayload(token: Token, body: Buffer, contentType = '') {
   const [type] = /^[^ \t;,]*/.exec(contentType.toLowerCase())!;
@@ -2785,7 +2771,6 @@ function readPayload(token: Token, body: Buffer, contentType = '') {
 /**
  * The payload of a JSON body. JSON.parse would drop the first of two equal keys, so a duplicate of a field that must
  * not be lost is refused.
- * @throws {Problem} bad_json, bad_field.
  */
 function readJson(json: Buffer) {
   BodyScan.fieldsOf(json, 'none'); // stricter than JSON.parse: encoding, depth, an object
@@ -2826,10 +2811,7 @@ const PART = /^\r\n([^\r\n]+(?:\r\n[^\r\n]+)*)\r\n\r\n(.*)\r$/s;
 const PART_LINE = /^(?!content-transfer-encoding:(?! *(?:7bit|8bit|binary)$)|content-type:\s*multipart\/)([\w-]+):.*$/i;
 
 // UNTIL `Response` refuses a part that it cannot read: Deno 2.9 and Bun 1.4 skip it.
-/**
- * The fields of a multipart form.
- * @throws {Problem} bad_json.
- */
+/** The fields of a multipart form. */
 function readMultipart(body: Buffer, contentType: string) {
   const boundary = (MULTIPART.exec(contentType) ?? failMultipart())[1]!.replaceAll('"', '');
   // RFC 2046 5.1.1. A search for a boundary of 6000 bytes, in a body that nearly has it everywhere, took a second.
@@ -2843,7 +2825,7 @@ function readMultipart(body: Buffer, contentType: string) {
 
 /**
  * The field of a part. A file becomes an attachment, as a data URI; the backend ends its file name at a semicolon.
- * @throws {Problem} bad_json, and bad_field for a file as `number` or `recipients`: the message would go to nobody.
+ * A file as `number` or `recipients` is refused: the message would go to nobody.
  */
 function readPart(part: string): Pair {
   const [, lines = '', content = ''] = PART.exec(part) ?? failMultipart();
@@ -2865,10 +2847,7 @@ function failMultipart(): never {
   throw badJson('The body is not a multipart form as browsers and "curl -F" send it.');
 }
 
-/**
- * The payload of an HTML form or of a query.
- * @throws {Problem} as readFields, and bad_json for what would be cut off or garbled.
- */
+/** The payload of an HTML form or of a query. */
 function readForm(form: string, token: Token) {
   const pairs = form.split('&').filter((pair) => pair !== '');
   if (!pairs.every((pair) => FORM_PAIR.test(pair))) {
@@ -2907,7 +2886,6 @@ function looksLikeForm({ message: template }: Token, text: string) {
 /**
  * The payload of a form: its fields, or the JSON that its only field holds. GitHub's form has one field with JSON in
  * it, "payload". Uptime Kuma's has one, "data". Plex's adds a picture, which becomes an attachment.
- * @throws {Problem} as readJson, and bad_field for a second `number`, or JSON that names a recipient and would be lost.
  */
 function readFields(pairs: Iterable<Pair>, token: Token) {
   const fields: Record<string, string | string[]> = Object.create(null); // `__proto__` is an ordinary name here
@@ -2954,10 +2932,7 @@ function readFields(pairs: Iterable<Pair>, token: Token) {
   return fields;
 }
 
-/**
- * The send of a payload: the defaults, the payload's fields over them, and the template's message over both.
- * @throws {Problem} bad_field if the message, the number or the recipients are missing.
- */
+/** The send of a payload: the defaults, the payload's fields over them, and the template's message over both. */
 function makeSend(token: Token, payload: JsonObject) {
   const { defaults, message: template } = token;
   const send: JsonObject = { ...defaults, ...sendFields(token, payload) };
@@ -2983,17 +2958,18 @@ function makeSend(token: Token, payload: JsonObject) {
   throw withDetail('bad_field', detail, `no_${missing.join(',no_')}`);
 }
 
-/**
- * The fields of a send that a payload has.
- * @throws {Problem} bad_field.
- */
+/** The fields of a send that a payload has. */
 function sendFields(token: Token, payload: JsonObject) {
   const fields: JsonObject = {};
+  const recipients: unknown[] = [];
   for (const [key, value] of Object.entries(payload)) {
     const name = fieldName(key);
     if (value === null || isData(token, name)) continue;
-    if (name === 'recipients') fields[name] = [fields[name] ?? [], value].flat(); // `recipients[0]`, `recipients[1]`
-    else if (SEND_FIELDS.includes(name)) fields[name] = name in LIST_KEYS ? [value].flat() : value;
+    if (name === 'recipients') {
+      // `recipients[0]`, `recipients[1]`: a copy of the list for each of 45,000 would block the process for 20 s.
+      for (const recipient of [value].flat()) recipients.push(recipient);
+      fields[name] = recipients; // an empty list, too, stands in place of the default one
+    } else if (SEND_FIELDS.includes(name)) fields[name] = name in LIST_KEYS ? [value].flat() : value;
     else if (name === 'recipient' && value === '' && !isBlank(payload.recipients)) continue; // the backend ignores it too
     else if (isNeverDropped(name)) throw badField(nameToShow(name), NO_FIELD);
   }
@@ -3020,12 +2996,15 @@ function fieldName(name: string) {
 }
 
 /**
- * A field's name without what programs and people write around it, as in "recipients.0", "@recipients" and "Recipients".
- * "amp;" remains of an "&" that was escaped for HTML.
+ * A field's name without what programs and people write around it, as in "recipients.0", "@recipients" and
+ * "Recipients". "amp;" remains of an "&" that was escaped for HTML.
  */
 function plainName(name: string) {
   if (/^[a-z\d_]*$/.test(name)) return name; // at once, because a form of 1 MiB may have 200,000 names
-  return name.normalize('NFKC').toLowerCase().replace(/^.*;|(?:\[|\.\d).*|[\s\p{C}@]/gsu, '');
+  const plain = name.normalize('NFKC').toLowerCase();
+  const withoutEntity = plain.slice(plain.lastIndexOf(';') + 1);
+  const withoutIndex = withoutEntity.replace(/(?:\[|\.\d).*/s, '');
+  return withoutIndex.replace(/[\s\p{C}@]/gu, '');
 }
 
 /** A field's name as a message shows it. A long one may contain a secret, so only the plain name is shown. */
@@ -3060,7 +3039,6 @@ function isBlank(value: unknown = '') {
 /**
  * Checks a send as if a client had sent it.
  * @returns the body for the backend.
- * @throws {Problem} as checkFields.
  */
 function checkSend(token: Token, send: object) {
   const bytes = Buffer.from(JSON.stringify(send));
@@ -3077,10 +3055,12 @@ function checkSend(token: Token, send: object) {
 
 /**
  * Matches a tag: `{{{name}}}`, or `{{`, a sigil, a name and `}}`. In `{{# alerts }}` the sigil is `#` and the name
- * ` alerts `. An unclosed `{{` matches alone, so that it is reported. The last group is the rest of the line, if that
- * is blank; the match does not include it.
+ * ` alerts `. An unclosed `{{` matches alone, so that it is reported.
  */
-const TAG = /\{\{(?:\{([^]*?)\}\}\}|(?:\s*([#^/!&>=<$]))?([^]*?)\}\})?(?=([ \t]*(?:\r?\n|$))|)/g;
+const TAG = /\{\{(?:\{(?<triple>[^]*?)\}\}\}|(?:\s*(?<sigil>[#^/!&>=<$]))?(?<inner>[^]*?)\}\})?/g;
+
+/** Matches the rest of a line, with its end, if it is blank. */
+const BLANK_REST = /^[ \t]*(?:\r?\n|$)/;
 
 /**
  * `.`, or parts joined by dots, without white space and braces. A leading dot limits the lookup to the innermost
@@ -3120,13 +3100,16 @@ class Template {
     this.#root = { text, at: 0, sigil: '', name: '', path: [], isOutside: false, nodes: [] };
     const open = [this.#root];
     let from = 0;
-    for (const { 0: whole, 1: triple, 2: sigil = '', 3: inner = '', 4: lineEnd, index: at } of text.matchAll(TAG)) {
+    for (const { 0: whole, groups, index: at } of text.matchAll(TAG)) {
+      const { triple, sigil = '', inner = '' } = groups!;
       // By the specification, a section's tag or a comment that is alone on its line removes the whole line.
+      const end = at + whole.length;
       const indent = text.slice(text.lastIndexOf('\n', at - 1) + 1, at);
-      const isAlone = /[#^/!]/.test(sigil) && /^[ \t]*$/.test(indent) && lineEnd !== undefined;
+      const lineEnd = text.indexOf('\n', end) + 1 || text.length;
+      const isAlone = /[#^/!]/.test(sigil) && /^[ \t]*$/.test(indent) && BLANK_REST.test(text.slice(end, lineEnd));
       const { nodes } = open.at(-1)!;
       nodes.push(text.slice(from, isAlone ? at - indent.length : at));
-      from = at + whole.length + (isAlone ? lineEnd.length : 0);
+      from = isAlone ? lineEnd : end;
       if (sigil === '!') continue;
       const name = (triple ?? inner).trim();
       const isOutside = open.length === 1 && !/[#^]/.test(sigil);
@@ -3146,7 +3129,8 @@ class Template {
   }
 
   /**
-   * The text for some data, and whether any variable outside of sections was found in the data. A text that becomes too long or takes too many steps is cut, and ends with an ellipsis.
+   * The text for some data, and whether any variable outside of sections was found in the data. A text that becomes too
+   * long or takes too many steps is cut, and ends with an ellipsis.
    * @param data as JSON.parse returns it.
    */
   render(data: unknown) {
@@ -3293,10 +3277,7 @@ interface Field {
   readonly value: string | undefined;
 }
 
-/**
- * Checks fields of a body: each first for what no token may send, then by the token's senders and recipients.
- * @throws {Problem} bad_field, sender_not_allowed, recipient_not_allowed.
- */
+/** Checks fields of a body: each first for what no token may send, then by the token's senders and recipients. */
 function checkFields(token: Token, route: Route | undefined, fields: readonly Field[]) {
   const isSend = route?.group === 'send';
   for (const { key, value } of fields) {
@@ -3307,7 +3288,8 @@ function checkFields(token: Token, route: Route | undefined, fields: readonly Fi
     // The backend ignores an empty `recipient`.
     if (value === undefined || (isSend && key === 'recipient' && value === '')) continue;
     const isRecipient = role === 'recipient' || role === 'member';
-    const isPerson = role === 'member' || says(route, 'to-groups') === false;
+    // A path without a row, such as a plugin's, may have groups: a token with a list cannot use it.
+    const isPerson = role === 'member' || (route !== undefined && !declares(route, 'to-groups'));
     const unsafe = role === 'attachment' ? mistakeInAttachment(value) : mistakeInArgument(value);
     const mistake = unsafe ?? (isRecipient && mistakeInRecipient(value, isPerson));
     if (mistake) throw badField(key, mistake);
@@ -3473,7 +3455,7 @@ class BodyScan {
   #offset = 0; // where in the document the chunk begins
   #utf8Tail: Buffer | undefined; // the beginning of a character that the next chunk completes
 
-  /** The fields of a whole document. @throws {Problem} bad_json, bad_field. */
+  /** The fields of a whole document. */
   static fieldsOf(document: Buffer, keys: keyof typeof KEYS) {
     const scan = new BodyScan(keys);
     scan.write(document);
@@ -3485,7 +3467,7 @@ class BodyScan {
     this.#keys = KEYS[keys];
   }
 
-  /** The fields found since the last call. @throws {Problem} bad_field, for the first field that was refused. */
+  /** The fields found since the last call. */
   takeFields() {
     if (this.#problem) throw this.#problem;
     return this.#fields.splice(0);
@@ -3494,7 +3476,7 @@ class BodyScan {
   /**
    * Reads a chunk, and overwrites in it the bytes of the value of `auth` with spaces. So no length changes, and the
    * backend, which ignores unknown members, gets `"auth":"   "`. The chunk must not have been copied before.
-   * @throws {Problem} bad_json, bad_field; the scanner must not be used afterwards.
+   * After a refusal the scanner must not be used any more.
    */
   write(chunk: Buffer) {
     this.#chunk = chunk;
@@ -3508,7 +3490,7 @@ class BodyScan {
     this.#offset += chunk.length;
   }
 
-  /** Ends the document. @throws {Problem} bad_json if the document is not complete. */
+  /** Ends the document. */
   end() {
     if (!this.isEnded) this.#fail(0, 'it ends before the object is complete');
     if (!this.#hasNumber) this.#fields.push({ key: 'number', value: undefined });
@@ -3610,8 +3592,8 @@ class BodyScan {
 
   // Strings, numbers and words. `#text` collects each key that can matter, the value of each key that does, and each
   // number and word. All other strings stream through, however long they are. A text is collected up to its first byte
-  // beyond TEXT_LIMIT_BYTES. Such a key matches none that matters, and such a value is refused. Only an attachment may be
-  // longer: its metadata is in the beginning, which was collected, and the rest is data, which streams through.
+  // beyond TEXT_LIMIT_BYTES. Such a key matches none that matters, and such a value is refused. Only an attachment may
+  // be longer: its metadata is in the beginning, which was collected, and the rest is data, which streams through.
 
   #beginString(isCollected: boolean) {
     this.#state = this.#readString;
@@ -3742,15 +3724,22 @@ function gatherChunk(chunks: Uint8Array[], chunk: Uint8Array) {
   chunks.push(isSmall ? Buffer.concat([chunks.pop()!, chunk]) : chunk);
 }
 
-/**
- * The bytes without an incomplete UTF-8 character at their end (RFC 3629 3): of `a`, E2, 82 only `a` remains. The
- * pattern matches the first byte of any character, the first two of a character of three or four, or the first three of
- * four.
- */
+/** The bytes without an incomplete UTF-8 character at their end (RFC 3629 3): of `a`, E2, 82 only `a` remains. */
 function wholeCharacters(bytes: Buffer) {
-  const end = bytes.at(-1)! < 0x80 ? '' : bytes.subarray(-3).toString('latin1');
-  const cut = end.search(/(?:[\xc0-\xff]|[\xe0-\xff][\x80-\xbf]|[\xf0-\xff][\x80-\xbf]{2})$/);
-  return cut < 0 ? bytes : bytes.subarray(0, cut - end.length);
+  const length = incompleteTailLength(bytes);
+  return length === 0 ? bytes : bytes.subarray(0, bytes.length - length);
+}
+
+/** How many bytes at the end begin a character that is not complete. */
+function incompleteTailLength(bytes: Buffer) {
+  for (let length = 1; length <= Math.min(3, bytes.length); length++) {
+    const byte = bytes[bytes.length - length]!;
+    if (byte < 0x80) return 0;
+    if (byte < 0xc0) continue; // not the first of its character
+    const neededLength = byte >= 0xf0 ? 4 : byte >= 0xe0 ? 3 : 2;
+    return length < neededLength ? length : 0;
+  }
+  return 0;
 }
 
 function isAttachment(key: BodyKey | undefined) {
@@ -3814,7 +3803,6 @@ const NOT_TO_BACKEND = new Set([
  * Sends the request to the backend once, and its response to the client. There are two phases, and no way back from the
  * second. `connectInTurn` repeats only `connect`, which writes nothing. `transmit` writes the request.
  * @param isUpgrade whether the request opens a WebSocket.
- * @throws {Problem} busy, backend_unreachable, backend_timeout, bad_backend_answer, and what ended the exchange.
  */
 async function relay(exchange: Exchange, content: Content, isUpgrade: boolean) {
   const takeSocket = isUpgrade && listenEarly(exchange.req.socket);
@@ -3890,14 +3878,13 @@ function outboundHeaders({ req, rules, client, requestId, isMadeSend }: Exchange
 /**
  * Connects to the backend when the request has its slot and the gate is open. Only `connect` is repeated.
  * @param isUpload whether the body is large. It acquires its slot before its last byte, and not here.
- * @throws {Problem} busy, backend_unreachable, and what else ended the exchange.
  */
 async function connectInTurn(exchange: Exchange, request: http.RequestOptions, isUpload: boolean) {
   const { core, rules, upstream: { gate, slots } } = exchange;
   const timeoutMs = rules['backend.timeout'];
   exchange.readyMs = performance.now();
   exchange.slotWaitMs = timeoutMs;
-  exchange.gateWaitMs = says(exchange.target!.route, 'waits') ? Math.min(rules['backend.wait'], timeoutMs) : 0;
+  exchange.gateWaitMs = declares(exchange.target!.route, 'waits') ? Math.min(rules['backend.wait'], timeoutMs) : 0;
   for (;;) {
     if (!isUpload) await slots.acquire(exchange);
     exchange.throwIfEnded(); // respondUnparsed may have refused a POST in the turn in which it came
@@ -3927,7 +3914,6 @@ async function connectInTurn(exchange: Exchange, request: http.RequestOptions, i
 /**
  * Writes the request on its connection, once. node:http's client neither repeats a request nor follows a redirect.
  * @returns the response, when its head is here.
- * @throws {Problem} bad_backend_answer, backend_timeout, busy, and what else ended the exchange.
  */
 async function transmit(exchange: Exchange, outgoing: http.ClientRequest, content: Content, isUpgrade: boolean) {
   const { core, rules, target, upstream } = exchange;
@@ -4004,7 +3990,6 @@ function warnOfSilence({ core, rules }: Exchange) {
  * Writes a large body at the backend's pace. Its last byte waits for a slot. Time spent waiting for the client does not
  * count towards `backend.timeout`.
  * @param onSent called just before the last byte is written.
- * @throws {Problem} busy if the backend would hold too many unfinished bytes of one token, and as `waitUntil`.
  */
 async function writeUpload(
   exchange: Exchange,
@@ -4039,7 +4024,6 @@ function lengthHeaders(method: string, content: Content) {
  * response for those of another, or lose its credential on a redirect.
  * @param isUpgrade whether the client has asked for a WebSocket.
  * @returns the length of the body, Infinity if it is not known.
- * @throws {Problem} bad_backend_answer.
  */
 function checkResponseHead({ statusCode: status = 0, headers }: IncomingMessage, isUpgrade: boolean) {
   const { 'content-length': length, 'content-encoding': encoding = 'identity', upgrade } = headers;
@@ -4079,7 +4063,7 @@ async function relayBody(exchange: Exchange, incoming: IncomingMessage, length: 
   }
 }
 
-/** Writes a chunk, and waits until the stream has room for the next. @throws {Problem | EarlyResponse} as waitUntil. */
+/** Writes a chunk, and waits until the stream has room for the next. */
 async function writeChunk(
   exchange: Exchange,
   stream: http.OutgoingMessage,
@@ -4129,7 +4113,7 @@ class Upstream {
 
 /** Whether a request needs a slot. */
 function needsSlot({ target }: Exchange) {
-  return !says(target?.route, 'no-slot');
+  return !declares(target?.route, 'no-slot');
 }
 
 /** Failures of this machine, such as running out of files or ports. They show nothing about the backend. */
@@ -4161,7 +4145,6 @@ class Gate {
    * Shuts the gate, because `connect` has failed. The request may then `wait` or try again.
    * @param openings how often the gate had opened when that `connect` began: a failure that began before the gate last
    *   opened is ignored.
-   * @throws {Problem} the failure, if it is one of this machine.
    */
   shut({ core, rules }: Exchange, failure: Problem, openings: number) {
     if (LOCAL_FAILURES.includes(failure.reason!)) throw failure;
@@ -4172,7 +4155,7 @@ class Gate {
     if (isNew) this.#log(core, rules, 'the backend is unreachable: sends are waiting for it');
   }
 
-  /** Waits until the gate opens. @throws {Problem} the last failure, and what else ended the exchange. */
+  /** Waits until the gate opens. */
   async wait(exchange: Exchange) {
     if (exchange.gateWaitMs <= 0) throw this.#failure;
     const { openings } = this;
@@ -4253,7 +4236,7 @@ class Slots {
   readonly #slots: Slot[] = []; // that requests have acquired: all counts are made from this list
   #given = 0;
 
-  /** Waits until the request has a slot, if it needs one. @throws {Problem} busy, and what else ended the exchange. */
+  /** Waits until the request has a slot, if it needs one. */
   async acquire(exchange: Exchange) {
     if (exchange.slot || !needsSlot(exchange) || exchange.core.rules['backend.parallel'] === Infinity) return;
     const { name } = exchange.token!;
@@ -4352,7 +4335,6 @@ function sumOf(exchanges: Exchange[], kind: 'heldBytes' | 'uploadBytes') {
  * Makes a connection to the backend, or takes a kept one. With TLS, the handshake is complete. Writes nothing.
  * @param owner can end the connection by `underway`, which is set before this function returns.
  * @returns the request, to be written by `transmit`.
- * @throws {Problem} backend_unreachable. Nothing was sent.
  * @throws {Error} of the runtime, if a connection cannot even be attempted. It shows nothing about the backend.
  */
 function connect(owner: Pick<Exchange, 'underway'>, request: http.RequestOptions, timeoutMs: number) {
@@ -4471,7 +4453,6 @@ function openTunnel(exchange: Exchange, headers: readonly string[], socket: Sock
  * @param broken the code of the problem if the message is cut off.
  * @param limitBytes the largest chunk to return; the rest stays for the next call.
  * @returns undefined at the end of the message.
- * @throws {Problem} what ended the exchange, or that the message was cut off.
  */
 async function readChunk(
   exchange: Exchange,
@@ -4482,18 +4463,15 @@ async function readChunk(
   limitBytes = Infinity,
 ): Promise<Buffer | undefined> {
   exchange.throwIfEnded();
-  let chunk: Buffer | null = null;
-  const isEnded = () => message.readableEnded || (message.complete && message.readableLength === 0);
-  const tryRead = () => {
-    chunk = message.read(message.readableLength > limitBytes ? limitBytes : undefined) as Buffer | null;
-    return chunk !== null || isEnded() || message.destroyed;
-  };
-  if (message.listenerCount('readable') === 0 && !tryRead()) {
-    await undefined; // a small body often comes in one packet with the headers; node:http parses it after this call
-    if (!tryRead()) { for (const event of ['readable', 'end', 'close', 'error']) message.on(event, exchange.wake); }
-  }
-  if (chunk === null) await exchange.waitUntil(tryRead, timeoutMs, late);
-  if (chunk === null && !isEnded()) throw new Problem(broken, 'aborted');
+  const isOver = () => message.readableEnded || (message.complete && message.readableLength === 0);
+  const canRead = () => message.readableLength > 0 || isOver() || message.destroyed;
+  const isWaiting = () => message.listenerCount('readable') === 0 && !canRead();
+  // A small body often comes in one packet with the headers; node:http parses it after this call.
+  if (isWaiting()) await undefined;
+  if (isWaiting()) { for (const event of ['readable', 'end', 'close', 'error']) message.on(event, exchange.wake); }
+  if (!canRead()) await exchange.waitUntil(canRead, timeoutMs, late);
+  const chunk = message.read(message.readableLength > limitBytes ? limitBytes : undefined) as Buffer | null;
+  if (chunk === null && !isOver()) throw new Problem(broken, 'aborted');
   return chunk ?? undefined;
 }
 
@@ -4545,9 +4523,9 @@ const MEDIA_TYPE = /^(audio|video|image)\/(?!svg|[\w.+-]*xml)[\w.+-]+ *(?:;[^,]*
  * The headers of a relayed response: the gateway's own, and the backend's that these do not replace.
  *
  * Attack: the backend serves an attachment as the HTML or SVG that it is, and its sender knows the URL. A script in it
- * would run in the gateway's origin. Even an <img> in it could call the gateway with the token of the path method. So no
- * response to a GET may run or load anything, except swagger's pages. Audio and video get no policy, because Chromium
- * would not play them; they cannot run a script. A playlist is sent as text, because Chromium would play it
+ * would run in the gateway's origin. Even an <img> in it could call the gateway with the token of the path method. So
+ * no response to a GET may run or load anything, except swagger's pages. Audio and video get no policy, because
+ * Chromium would not play them; they cannot run a script. A playlist is sent as text, because Chromium would play it
  * automatically and fetch the URLs in it. An attachment or avatar that is not audio, video or an image is a download,
  * because a click on a link in it would use the token of the path method.
  * @param incoming the backend's response.
@@ -5583,8 +5561,8 @@ function checkTokenName(name: string) {
 }
 
 /**
- * Reads tokens from text: entries separated by commas or line feeds, each SECRET or name=SECRET. A token whose secret is
- * wrong has no digest. Messages give an entry's position, not its text, which may be a secret.
+ * Reads tokens from text: entries separated by commas or line feeds, each SECRET or name=SECRET. A token whose secret
+ * is wrong has no digest. Messages give an entry's position, not its text, which may be a secret.
  */
 function readTokenText(text: string, mistakes: Mistakes) {
   const entries = text.split(/[,\n]/).map((entry) => entry.trim()).filter(Boolean);
@@ -6599,7 +6577,6 @@ function findToken(settings: Settings, name: string) {
 /**
  * The send that a gateway with these settings would make from a body posted with a token.
  * @throws {UsageError} if there is no such token, or if it makes no sends.
- * @throws {Problem} the refusal that the gateway would give.
  */
 function renderSend(settings: Settings, name: string, body: Buffer) {
   const token = findToken(settings, name);
@@ -6623,6 +6600,7 @@ const ASK_HINTS: Hints = [
   [/cert|signature/i, "let this machine trust the backend's certificate"],
   [/reset|closed|socket|SSL|TLS|corrupt|EPROTO|HPE/i, 'correct http:// or https:// in backend.url'],
   [/timeout|timed out/i, "check the backend's log, or correct its address"],
+  [/status 50[234]/, 'start the backend: a proxy in front of it answers'],
   [/status 401/, 'put USER:PASSWORD@ into backend.url'],
   [/./, 'correct backend.url: something else listens there'],
 ];
@@ -6654,6 +6632,8 @@ async function askBackend(core: Core, pauseMs = ASK_PAUSE_MS, upstream = core.up
   try {
     const headers = { 'User-Agent': `signal-gateway/${VERSION}`, 'X-Request-Id': requestId };
     const response = await fetch(`${backend}/v1/about`, { headers, redirect: 'manual', signal: asking.signal });
+    // A proxy in front of a backend that is still starting.
+    if ([502, 503, 504].includes(response.status)) throw new Error(`status ${response.status}`);
     upstream.isAwaited = false;
     if (response.status === 401 && authorization) return log('info', 'the backend answers', { backend, status: 401 });
     ensure(response.ok, `status ${response.status}`);

@@ -35,6 +35,23 @@ async function startSilent(t: TestContext, parallel: number, now: () => number) 
 }
 
 suite('silences', SIDE_BY_SIDE, () => {
+  test('a proxy that answers 502, 503 or 504 while the backend starts is asked again', async (t) => {
+    const statuses = [502, 503, 504];
+    const front = http.createServer((req, res) => {
+      const status = statuses.shift();
+      if (status) return void res.writeHead(status).end('starting');
+      res.setHeader('Content-Type', 'application/json').end('{"version":"0.100","mode":"native"}');
+      req.resume();
+    });
+    const gateway = await startProcess(t, { backend: { url: await serve(t, front) } });
+    await until(() => linesOf(gateway, /^the backend answers/).length === 1);
+    const said = linesOf(gateway, /^the backend /).map(({ message, reason, version }) => [message, reason ?? version]);
+    assert.deepEqual(said, [['the backend did not answer as expected', 'status 502'], [
+      'the backend answers',
+      '0.100',
+    ]]);
+  });
+
   test('a request that has had no answer for 30 s is a warning, with a slot and without, even if its client has disconnected; a poll is not', async (t) => {
     for (const [parallel, bytes, leaves] of [[4, SEND, false], [4, SEND, true], [0, SEND, false], [4, ABOUT, false]]) {
       let nowMs = Date.now();

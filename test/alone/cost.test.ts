@@ -80,6 +80,7 @@ const LATE_BODIES = [
   // a boundary that nearly matches everywhere
   [`multipart/form-data; boundary=${'a'.repeat(6000)}`, '', 'a', 'b'],
   [`multipart/form-data; boundary=${'a'.repeat(6000)}`, '', `\n--${'a'.repeat(5999)}`, 'b'],
+  ['application/json', '{"message":"x"', ',"recipients[######]":1', '}'],
   // an HTML form
   ...[
     ['message', '&a', '='],
