@@ -2835,6 +2835,7 @@ function readPart(part: string): Pair {
   if (new Set(headers).size < headers.length) failMultipart(); // one is given twice
   const found = DISPOSITION.exec(head) ?? failMultipart();
   const [, name = '', file] = found.map((text) => text?.replaceAll('"', ''));
+  if (plainName(name) === 'auth') return [name, '']; // a file, too, must not become an attachment
   if (file === undefined) return [name, isUtf8(bytes) ? bytes.toString() : failMultipart()];
   if (isNeverDropped(name) && !/^base64/.test(name)) throw badField(nameToShow(name), 'must be text, not a file');
   const [, type = 'application/octet-stream'] = /^content-type:[ \t]*([\w.+/-]+)/im.exec(head) ?? [];

@@ -281,6 +281,7 @@ suite('messages', SIDE_BY_SIDE, () => {
     * ${MADE}
     {"a":{"b":[{"auth":"${SECRET}"},{"c":1,"Auth":"${SECRET}"}]}} → {"message":"{\"b\":[{},{\"c\":1}]}"}
     'payload={"x":{"auth":"${SECRET}"}}&y=1' → {"message":"{\"x\":{}}"}
+    -- data = x -- auth; filename="a.txt" = ${SECRET} → {"message":"x"} ;; -- data = x -- auth = ${SECRET} → {"message":"x"}
     'payload=[info] all {well}' → {"message":"[info] all {well}"} ;; 'data=[1' → {"message":"[1"}`;
 
   table('the names of fields in a refusal are short enough to hold no secret', hook())`

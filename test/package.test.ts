@@ -1,11 +1,11 @@
 import { execFile } from 'node:child_process';
-import { readdirSync } from 'node:fs';
+import { existsSync, readdirSync } from 'node:fs';
 import { cp, mkdir, symlink } from 'node:fs/promises';
 import { dirname, join } from 'node:path';
 import { promisify } from 'node:util';
 import { assert } from './assertions.ts';
 import { askAsCurl } from './client.ts';
-import { folder, HERE, PACKAGE } from './files.ts';
+import { folder, HERE, PACKAGE, PAGES } from './files.ts';
 import { test } from './guard.ts';
 import { isNode } from './runtime.ts';
 import { type Program, runProcess, startDemo } from './start.ts';
@@ -26,6 +26,8 @@ test('npm pack makes a package that runs under its own name once installed', {
   await npm(source, 'pack', '--pack-destination', dir);
   await npm(home, 'install', join(dir, `${PACKAGE.name}-${PACKAGE.version}.tgz`));
   assert.deepEqual(readdirSync(join(home, 'node_modules')).sort(), ['.bin', '.package-lock.json', PACKAGE.name]);
+  const pages = Object.keys(PAGES).filter((page) => !existsSync(join(home, 'node_modules', PACKAGE.name, page)));
+  assert.deepEqual(pages, [], 'the package has every page, because they link to each other');
   const installed: Program = [join(home, 'node_modules/.bin', PACKAGE.name)];
   assert.equal((await runProcess(['--version'], { env, program: installed })).stdout, `${PACKAGE.version}\n`);
   const { first, close } = await startDemo(t, { env, program: installed });
