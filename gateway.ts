@@ -2738,7 +2738,11 @@ async function readSend(exchange: Exchange, body: RequestBody) {
   const payload = target.isSendByGet
     ? readForm(target.query, token)
     : readPayload(token, await body.readWhole(), exchange.req.headers['content-type']);
-  const send = checkSend(token, makeSend(token, payload));
+  const made = makeSend(token, payload);
+  // A client that repeats its token in the text, as in "Door 1\n@auth=TOKEN", would show it to everyone who reads it.
+  const secret = exchange.credential?.secret;
+  if (secret && String(made.message ?? '').includes(secret)) throw badField('message', 'contains the API token');
+  const send = checkSend(token, made);
   // The longest are made of JSON with numbers such as 1e20, which JSON.stringify writes out: 1 MiB becomes 4.4 MiB.
   body.countHeld(send.length);
   return send;

@@ -270,6 +270,18 @@ suite('messages', SIDE_BY_SIDE, () => {
     assert.deepEqual(token!.recipients, new Set([TO]));
   });
 
+  table(
+    'a text that contains the token of its request is refused, however it is posted',
+    hook(reading('{{message}}{{a}}')),
+  )`
+    * bearer → 400 bad_field | "contains the API token"
+    'Door 1\n@auth=${SECRET}' ;; 'x ${SECRET}' | Content-Type: text/plain ;; {"message":"${SECRET}"} ;; {"a":["${SECRET}"]}
+    'send_at=[{"auth":"${SECRET}"}]&message=a' | Content-Type: text/plain ;; -- message = x${SECRET} ;; 'message=%63${
+    SECRET.slice(1)
+  }'
+    * basic → 400 bad_field
+    'Door 1\n@auth=${SECRET}'`;
+
   /** What must not get into a text: a credential in the JSON of a field, whatever stands around it. */
   table(
     'attack: hide a credential in the JSON of a field that the template shows',
