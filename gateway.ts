@@ -217,7 +217,7 @@ interface GatewayConfig {
   log?: {
     /** The least severe level that is logged: debug, info, warn, error. @default info */
     level?: Level;
-    /** `text` or `json`. If absent, text on a terminal and json otherwise. */
+    /** `text` or `json`. @default text */
     format?: 'text' | 'json';
   };
 }
@@ -437,7 +437,7 @@ const SETTINGS = {
   'limits.connections': [countFrom(1), 'concurrent connections', '1024'],
   'shutdown': [duration('10s'), 'how long running requests have to finish', '8s'],
   'log.level': [wordOf(LEVELS), 'debug, info, warn or error', 'info'],
-  'log.format': [wordOf(['text', 'json']), 'text or json; if absent, text on a terminal'],
+  'log.format': [wordOf(['text', 'json']), 'text or json', 'text'],
 } satisfies Record<string, Setting>;
 
 /** The readers of a token's fields, by the field's name. `--help` describes the fields. */
@@ -654,6 +654,9 @@ const LAST_WORDS_MS = 500;
 /** How long the process waits on exit for its last log lines to be read. */
 const FLUSH_MS = 500;
 
+/** The longest `detail` of a log line, in UTF-16 units. */
+const DETAIL_LIMIT = 300;
+
 /** How often watched files are checked. */
 const WATCH_MS = 500;
 /** How long a changed file must stay unchanged before it is read, because it may be half written. */
@@ -685,7 +688,11 @@ const PROBLEMS = {
   bad_credential: [400, 'The request carries more than one credential in the same place; send one.'],
   bad_json: [400, 'The body is not a JSON object.'],
   bad_field: [400, 'A field of the body is not accepted.'],
-  unauthorized: [401, 'A valid API token is required by an accepted method, such as "Authorization: Bearer TOKEN".'],
+  unauthorized: [
+    401,
+    'A valid API token is required: "Authorization: Bearer TOKEN", or Basic with the user "api" and the token as the ' +
+    "password. The gateway's log has the reason.",
+  ],
   endpoint_not_allowed: [403, 'This token may not use this endpoint.'],
   setup_blocked: [403, 'Account setup is blocked here; do it directly on the backend.'],
   sender_not_allowed: [
@@ -715,12 +722,13 @@ const PROBLEMS = {
 type ProblemCode = keyof typeof PROBLEMS;
 
 /**
- * `detail` replaces the sentence in the response. `hint` tells the log's reader what this machine lacks. `allow` lists
- * the methods for a 405. `syntax` is a mistake in JSON, with its position.
+ * `detail` replaces the sentence in the response, and is the log's `detail` unless `logged` is. `allow` lists the methods
+ * for a 405. `syntax` is a mistake in JSON, with its position.
  */
 type ProblemDetails = {
   detail?: string;
-  hint?: string | undefined;
+  /** For the log only: without what a client wrote, or with what only the owner of this machine may know. */
+  logged?: string | undefined;
   retryAfterMs?: number;
   allow?: string[];
   syntax?: { why: string; atByte: number };
@@ -758,17 +766,24 @@ const withDetail = (code: ProblemCode, detail: string, reason?: string) => new P
 /** @param why completes "The URL is not accepted: …". */
 const badTarget = (why: string) => withDetail('bad_target', `The URL is not accepted: ${why}.`);
 
-const tooLarge = (limitBytes: number) =>
-  withDetail(
-    'body_too_large',
-    `The body is larger than ${showSize(limitBytes)}, the most that this gateway accepts here.`,
-  );
+/** @param isOfSend whether the gateway makes a send of the body. It holds all of it then, so the limit is lower. */
+function tooLarge(limitBytes: number, isOfSend = false) {
+  const most = `The body is larger than ${showSize(limitBytes)}, the most that this gateway accepts`;
+  const detail = isOfSend && limitBytes === PAYLOAD_LIMIT_BYTES
+    ? `${most} from a token with "defaults" or "message"; for large attachments, use one with "senders" and "recipients" instead.`
+    : `${most} here.`;
+  return withDetail('body_too_large', detail);
+}
 
 /** @param detail the whole sentence. */
 const badJson = (detail: string) => withDetail('bad_json', detail);
 
 /** @param why completes "The field … …". Never the field's value, which may be a secret or a phone number. */
-const badField = (key: string, why: string) => withDetail('bad_field', `The field "${key}" ${why}.`);
+const badField = (key: string, why: string) =>
+  new Problem('bad_field', undefined, {
+    detail: `The field "${key}" ${why}.`,
+    logged: `The field "${plainName(key)}" ${why}.`, // a client may have spelled it otherwise
+  });
 
 /** Invalid usage or configuration. The command line writes its message to standard error and exits with 2. */
 class UsageError extends Error {}
@@ -1855,7 +1870,7 @@ async function refuse(exchange: Exchange, thrown: unknown) {
 
 /**
  * Writes the log line of a request, and counts the request. The line has the route's template, never the path, which
- * contains phone numbers. Only two texts come from the client: the method, which node:http restricts to known ones, and
+ * contains phone numbers. `detail` never has a value of the body. Only two texts come from the client: the method, which node:http restricts to known ones, and
  * an origin that is not on `cors`.
  */
 function logExchange(exchange: Exchange) {
@@ -1874,7 +1889,7 @@ function logExchange(exchange: Exchange) {
     status,
     code: endedBy?.code,
     reason: origin ? 'origin_not_listed' : endedBy?.reason,
-    hint: endedBy?.details.hint,
+    detail: (endedBy?.details.logged ?? endedBy?.details.detail)?.slice(0, DETAIL_LIMIT),
     origin,
     bytesIn,
     bytesOut,
@@ -2141,10 +2156,18 @@ function identify({ core, rules, credential, client }: Exchange) {
   if (rules.anonymous) return rules.anonymous;
   if (!credential) throw new Problem('unauthorized', 'no_credential');
   const token = rules.tokens.get(digestOf(credential.secret ?? '')); // no token has the digest of ''
-  const reason = faultOfToken(token, credential, core.now());
+  const reason = token || !isDigest(rules, credential) ? faultOfToken(token, credential, core.now()) : 'digest';
   if (token && !reason) return token;
   const retryAfterMs = core.failureLimiter.take(failureKey(client), FAILURE_RATE, core.now());
   throw new Problem(retryAfterMs > 0 ? 'too_many_failures' : 'unauthorized', reason, { retryAfterMs });
+}
+
+/**
+ * Whether a credential is the digest of a token, as the file has it, instead of the token's secret: the commonest mistake
+ * of who has copied both.
+ */
+function isDigest({ tokens }: Rules, { secret = '' }: Credential) {
+  return tokens.has(secret.replace(/^sha256:/i, '').toLowerCase());
 }
 
 /** The reason to refuse the token of a credential, if any. The same rule for requests and open WebSockets. */
@@ -2339,6 +2362,9 @@ function patternMatches({ method, parts }: Pattern, { method: wanted, segments, 
 /** A further sentence of a 405 for GET /v2/send. */
 const SEND_BY_GET = ' To send by GET, a token needs "GET /v2/send" in its "allow", and "defaults" or "message".';
 
+/** The sentence of a 404 if a client appends the path to an address that has it. */
+const SEND_TWICE = 'The address has /v2/send twice; remove one of them.';
+
 /** The problem for a target that is not on an allowlist. Setup comes first, so that it does not reveal its routes. */
 function refusalOfRoute({ allow }: Token, { method, route, segments, isSendByGet }: Target) {
   if (SETUP_PREFIXES.has(prefixOf(segments)) && !allow.groups.has('setup')) return new Problem('setup_blocked');
@@ -2349,7 +2375,10 @@ function refusalOfRoute({ allow }: Token, { method, route, segments, isSendByGet
     );
   }
   const routes = ROUTES.filter(({ parts }) => partsMatch(parts, segments));
-  if (routes.length === 0) return new Problem('unknown_endpoint');
+  if (routes.length === 0) {
+    const isTwice = /\/v2\/send\/.*v2\/send$/.test(`/${segments.join('/')}`);
+    return isTwice ? withDetail('unknown_endpoint', SEND_TWICE) : new Problem('unknown_endpoint');
+  }
   const methods = [...new Set(routes.map(({ method }) => method))];
   const detail = `This endpoint accepts ${methods.join(', ')}, but not ${method}.${isSendByGet ? SEND_BY_GET : ''}`;
   return new Problem('method_not_allowed', undefined, { detail, allow: methods });
@@ -2611,7 +2640,7 @@ class RequestBody {
 
   /** Checks the declared length, or the number of bytes read so far. @throws {Problem} body_too_large. */
   #checkLength(bytes = 0) {
-    if (bytes > this.#limitBytes) throw tooLarge(this.#limitBytes);
+    if (bytes > this.#limitBytes) throw tooLarge(this.#limitBytes, this.#exchange.isMadeSend);
   }
 
   /**
@@ -2974,13 +3003,18 @@ function makeSend(token: Token, payload: JsonObject) {
   const missing = needed.filter((name) => isBlank(send[name]));
   if (missing.length === 0) return send;
   const keys = Object.keys(payload).map((key) => SEND_FIELDS.includes(key) ? `"${key}"` : showValue(key, '…'));
-  const lack =
-    `The send would lack ${missing.join(' and ')}; the body's top-level keys are ${joinFirst(keys, ', ')}. ` +
+  const reason = `no_${missing.join(',no_')}`;
+  if (keys.length === 0) {
+    const detail = 'The body has no field but "auth", or none; post the message as text, as a form, or as JSON.';
+    throw withDetail('bad_field', detail, reason);
+  }
+  const lack = `The send would lack ${missing.join(' and ')}`;
+  const advice =
     'Set what the webhook lacks in the token\'s "defaults", or in its "message" template if that found nothing in these keys.';
-  const detail = keys.length > 0
-    ? lack
-    : 'The body has no field but "auth", or none; post the message as text, as a form, or as JSON.';
-  throw withDetail('bad_field', detail, `no_${missing.join(',no_')}`);
+  throw new Problem('bad_field', reason, {
+    detail: `${lack}; the body's top-level keys are ${joinFirst(keys, ', ')}. ${advice}`,
+    logged: `${lack}; the response lists the body's top-level keys. ${advice}`,
+  });
 }
 
 /**
@@ -4383,8 +4417,8 @@ function connect(owner: Pick<Exchange, 'underway'>, request: http.RequestOptions
   });
 }
 
-/** @param hint what to do, if a connection cannot even be attempted. */
-const unreachable = (reason: string, hint?: string) => new Problem('backend_unreachable', reason, { hint });
+/** @param logged what to do, if a connection cannot even be attempted. */
+const unreachable = (reason: string, logged?: string) => new Problem('backend_unreachable', reason, { logged });
 
 /** Whether the body for the backend is larger than the head, and so a stream. */
 function isLarge(content: Content) {
@@ -4748,7 +4782,7 @@ function makeClock(own = Date.now) {
 
 /** One line per event. Every value is made by the gateway or quoted as JSON, so that no value can forge a line. */
 function makeLog(settings: AtStart, now: () => number, metrics: Metrics, sink: GatewayOptions['log']) {
-  const format = settings['log.format'] ?? (process.stdout.isTTY ? 'text' : 'json');
+  const format = settings['log.format'];
   const least = LEVELS.indexOf(settings['log.level']);
   let pending = '';
   let unreadBytes = 0;
@@ -6523,11 +6557,17 @@ function printCheck(settings: Settings) {
 /** Describes what a token may do. Missing limits are named too, so that an owner sees "any account". */
 function describeToken(token: Token) {
   const words = (list: Iterable<string> = []) => [...list].join(', ');
+  const accounts = words(token.senders) || 'any account';
+  const { groups, patterns } = token.allow;
+  const acts = ['send', 'messaging', 'setup', 'GET /v2/send'].some((word) => groups.has(word)) ||
+    patterns.some(({ method }) => method !== 'GET');
+  const reads = token.allow.written.some((word) => word !== 'metrics' && word !== 'GET /metrics');
   const rows = {
     'may call': words(token.allow.written),
     'presented': token.digest && `as ${words(token.methods)}`,
-    'sends from': words(token.senders) || 'any account',
-    'sends to': words(token.recipients) || 'anyone',
+    'sends from': acts && accounts,
+    'sends to': acts && (words(token.recipients) || 'anyone'),
+    'reads': !acts && reads && accounts,
     'rate': token.rate?.written ?? 'no limit',
     'from': words(token.clients?.written) || 'any address',
     'webhooks': makesSends(token) && describeSends(token),
@@ -6606,7 +6646,7 @@ function renderSend(settings: Settings, name: string, body: Buffer) {
   ensure(makesSends(token), `the token "${name}" has neither "defaults" nor "message", and relays bodies unchanged`);
   checkSendRoute(token);
   const limitBytes = Math.min(PAYLOAD_LIMIT_BYTES, settings['limits.body']);
-  if (body.length > limitBytes) throw tooLarge(limitBytes);
+  if (body.length > limitBytes) throw tooLarge(limitBytes, true);
   // The Content-Type is not known here, but a multipart form begins with its boundary.
   const [, boundary] = /^--([^\r\n]+)\r\n[\w-]+:/.exec(body.toString('latin1', 0, 1000)) ?? [];
   const payload = readPayload(token, body, boundary && `multipart/form-data; boundary="${boundary}"`);
