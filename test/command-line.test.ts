@@ -161,7 +161,9 @@ suite('command-line', SIDE_BY_SIDE, () => {
       "hook":{"secret":"${OTHER}2","message":"{{x}}",${defaults(TO, GROUP)},"text_mode":"styled"}},
       "other":{"secret":"${OTHER}3","senders":["${FROM}"],"recipients":["*"],"message":"{{x}}",${defaults(TO)}}},
       "barred":{"secret":"${OTHER}4","senders":["${FROM}"],"recipients":["${TO}"],${defaults(TO, STRANGER)}}},
-      "reader":{"secret":"${OTHER}5","allow":["info"],${defaults(TO)}}}}}`;
+      "reader":{"secret":"${OTHER}5","allow":["info"],${
+      defaults(TO)
+    }}},"stats":{"secret":"${OTHER}6","allow":["metrics"]}}}`;
     const file = fileWith(t, config);
     const { code, stdout } = await cli(['--check', '--config', file]);
     assert.equal(code, 0);
@@ -174,14 +176,15 @@ suite('command-line', SIDE_BY_SIDE, () => {
     }
     assert.deepEqual(joined.replace(/\n {4}/g, ' | ').replace(/(?<=[a-z]) {2,}/g, ' ').split('\n'), [
       `The configuration is valid. It was read from: the file ${file}.`,
-      ...['listen port 8880, for other machines too', 'backend http://backend:1/p', 'tokens 6'],
+      ...['listen port 8880, for other machines too', 'backend http://backend:1/p', 'tokens 7'],
       'warning: the token "home" has expired',
       `  home | may call send, GET /v1/groups/:number | presented as path | sends from ${FROM} | sends to ${TO}, group.* | rate 30/1m | from 10.0.0.0/8 | expires 2020-01-01T23:59:59.999Z`,
       `  plain | may call send, info | presented as bearer, basic, body | sends from any account | sends to anyone | ${open} | expires never`,
       `  hook | may call send, info | presented as bearer, basic, body | sends from ${FROM} | sends to ${TO}, ${GROUP} | ${open} | webhooks become sends, with the message from a template; by default with number ${FROM}, recipients ${TO} and ${GROUP}, text_mode styled | expires never`,
       `  other | may call send, info | presented as bearer, basic, body | sends from ${FROM} | sends to anyone | ${open} | webhooks become sends, with the message from a template; by default with number ${FROM}, recipients ${TO} | expires never`,
       `  barred | may call send, info | presented as bearer, basic, body | sends from ${FROM} | sends to ${TO} | ${open} | webhooks become sends; by default with number ${FROM}, recipients ${TO} and ${STRANGER}; warning: they will be refused: This token may not send to one of these recipients: a phone number that is not on its list ("recipients", or else those in "defaults"). | expires never`,
-      `  reader | may call info | presented as bearer, basic, body | ${open} | webhooks become sends; by default with number ${FROM}, recipients ${TO}; warning: they will be refused: This token may not use this endpoint; the word "send" in its "allow" opens it. | reads ${FROM} | expires never`,
+      `  reader | may call info | presented as bearer, basic, body | reads ${FROM} | ${open} | webhooks become sends; by default with number ${FROM}, recipients ${TO}; warning: they will be refused: This token may not use this endpoint; the word "send" in its "allow" opens it. | expires never`,
+      `  stats | may call metrics | presented as bearer, basic, body | ${open} | expires never`,
       '',
     ]);
   });

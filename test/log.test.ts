@@ -11,9 +11,9 @@ import { ALL_METHODS, AT_INFO, NO_TOKENS, tokens } from './configs.ts';
 import { MANUAL, SOURCE } from './files.ts';
 import { FILE } from './gateway.ts';
 import { SIDE_BY_SIDE, test } from './guard.ts';
+import { table } from './rows.ts';
 import { LOADER } from './runtime.ts';
 import { BEARER, DASHBOARD, DEFAULTS, FROM, MESSAGE, OTHER, RECEIVE, SECRET, STRANGER, TO } from './samples.ts';
-import { table } from './rows.ts';
 import { copiesOf, SPELLINGS } from './spellings.ts';
 import { program, start, startBoth, startGateway, startProcess } from './start.ts';
 
@@ -136,7 +136,7 @@ suite('log', SIDE_BY_SIDE, () => {
     bearer wrong → 401 unauthorized | reason=unknown_token | detail=undefined
     * bearer ${OTHER}
     {"private":"x"} → 400 bad_field | "top-level keys are \"private\"" | detail=The send would lack message; the response lists the body's top-level keys. Set what the webhook lacks in the token's "defaults", or in its "message" template if that found nothing in these keys.
-    {"text":"x","Recipients ":"x"} → 400 bad_field | "The field \"Recipients \" is not" | detail=The field "recipients" is not a field of a send; a send has "number", "recipients" and "base64_attachments"`;
+    {"text":"x","Recipients ":"x"} → 400 bad_field | "The field \"Recipients \" is not" | detail=The field "recipients" is not a field of a send; a send has "number", "recipients" and "base64_attachments".`;
 
   test('a log line names twenty tokens, and has the number of the others', async (t) => {
     for (const [count, end] of [[20, ''], [21, ',and 1 more']] as const) {
