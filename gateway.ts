@@ -2159,8 +2159,17 @@ function identify({ core, rules, credential, client }: Exchange) {
   const reason = token || !isDigest(rules, credential) ? faultOfToken(token, credential, core.now()) : 'digest';
   if (token && !reason) return token;
   const retryAfterMs = core.failureLimiter.take(failureKey(client), FAILURE_RATE, core.now());
-  throw new Problem(retryAfterMs > 0 ? 'too_many_failures' : 'unauthorized', reason, { retryAfterMs });
+  const logged = CREDENTIAL_ADVICE[reason ?? ''];
+  throw new Problem(retryAfterMs > 0 ? 'too_many_failures' : 'unauthorized', reason, { retryAfterMs, logged });
 }
+
+/** What to do about a wrong credential, by its reason. For the log only: to the client every 401 looks the same. */
+const CREDENTIAL_ADVICE: NodeJS.Dict<string> = {
+  digest: 'This is the digest of a token, which is for the gateway; give the client the secret.',
+  wrong_user: 'With Basic, the user is always "api", whatever the token is called; the token is the password.',
+  unknown_scheme: 'Write "Bearer" and a space before the token.',
+  method_not_accepted: 'The token is right, but it, or auth.methods, does not list the place where the client puts it.',
+};
 
 /**
  * Whether a credential is the digest of a token, as the file has it, instead of the token's secret: the commonest mistake
@@ -4972,7 +4981,8 @@ function noteFile(sources: Sources, file: string, given?: string) {
  * @throws {UsageError} for every member that is not a setting.
  */
 function noteObject(sources: Sources, config: unknown, prefix = '') {
-  ensure(isObject(config), 'must be an object');
+  const [example = ''] = SETTING_ROWS.flatMap(([path]) => path.startsWith(prefix) ? [path.slice(prefix.length)] : []);
+  ensure(isObject(config), prefix ? `must be an object, such as {"${example}": …}` : 'must be an object');
   const readers: Record<string, Reader<void>> = {};
   for (const [path] of SETTING_ROWS) {
     if (!path.startsWith(prefix)) continue;
@@ -5022,6 +5032,8 @@ function hintForSyntax(text: string, at: number) {
   if (/^\s*(?:#.*\n\s*)*(?:---|[\w.-]+:(?:\s|$))/.test(text)) {
     return '; YAML is not read, write JSON';
   }
+  const [quote] = /^.?([\u2018-\u201f\u00ab\u00bb'])/su.exec(text.slice(Math.max(0, at - 1)))?.slice(1) ?? [];
+  if (quote) return `; ${quote} is no quote of JSON, write "`;
   return /^.?(?:#|\/[/*])/s.test(text.slice(Math.max(0, at - 1))) ? '; JSON has no comments' : '';
 }
 
@@ -5269,11 +5281,24 @@ function refuseNull(value: unknown) {
   return value;
 }
 
+/** What other programs call a setting. */
+const SYNONYMS: Hints = [
+  [/^(?:port|host|address|bind)$/, 'listen'],
+  [/^(?:users?|api_?keys?|api_?tokens?)$/, 'tokens'],
+  [/^(?:url|upstream|target)$/, 'backend'],
+  [/^(?:timeout)$/, 'backend_timeout'],
+  [/^(?:from|sender|account)$/, 'senders'],
+  [/^(?:to)$/, 'recipients'],
+];
+
 /** @throws {UsageError} with the nearest known setting, if at least half of the letters agree. */
 function refuseSetting(key: string, known: readonly string[]) {
   // All variables begin alike, which says nothing.
   const letters = (name: string) => name.toLowerCase().replace(/^gateway_/, '');
   const distance = (name: string) => editDistance(letters(key), letters(name));
+  const synonym = hintFor(SYNONYMS, letters(key));
+  const meant = known.find((name) => letters(name) === synonym);
+  if (meant) throw new UsageError(`is not a setting; did you mean "${meant}"?`);
   const [nearest = ''] = [...known].sort((a, b) => distance(a) - distance(b));
   const isNear = distance(nearest) <= Math.max(letters(key).length, letters(nearest).length) / 2;
   throw new UsageError(`is not a setting${isNear ? `; did you mean "${nearest}"?` : ''}`);
@@ -5471,7 +5496,8 @@ function readFile(path: unknown) {
   const user = uid === undefined ? '' : ` by user ${uid}`;
   const explain = ({ code, name }: NodeJS.ErrnoException) => {
     const shown = showPath(path);
-    if (code !== 'ENOENT') return `${shown} cannot be read${user} (${code ?? name})`; // Deno's NotCapable has no code
+    const advice = code === 'EISDIR' ? '; it is a folder: Docker makes one where a mounted file is missing' : '';
+    if (code !== 'ENOENT') return `${shown} cannot be read${user} (${code ?? name})${advice}`; // Deno's NotCapable has no code
     if (shown === path) return `${resolve(path)} does not exist`;
     return `the file does not exist${isAbsolute(path) ? '' : ` in ${process.cwd()}`}`;
   };
@@ -5671,7 +5697,10 @@ function readSecret(secret: unknown) {
   if (/^sha256:/i.test(secret)) {
     const digest = secret.slice('sha256:'.length).toLowerCase();
     ensure(!NO_DIGESTS.includes(digest), 'is the digest of nothing: there was no secret to hash');
-    ensure(/^[0-9a-f]{64}$/.test(digest), 'after "sha256:" there must be 64 hexadecimal digits');
+    ensure(
+      /^[0-9a-f]{64}$/.test(digest),
+      'after "sha256:" there must be 64 hexadecimal digits, as "gateway.ts token" prints them',
+    );
     return { digest };
   }
   ensure(!/\p{Cc}/u.test(secret), 'has several lines, or a control character; keep one line with only the secret');

@@ -124,10 +124,12 @@ suite('config', SIDE_BY_SIDE, () => {
     {"log":{"\u001b[2J":1},"tokens":{"a":{"secret":"${SECRET}","ü":1}}} → log[0]: is not a setting | tokens.a[0]: is not a setting
     # A suggestion only where at least half of the letters agree.
     {"backend":{"urls":"x"},"ra":1,"r":1} → backend.urls: is not a setting; did you mean "url"? | ra: is not a setting; did you mean "rate"? | r: is not a setting
-    {"backend":"http://x"} → backend: must be an object
     X → the configuration: must be an object | for: [], null
     {"tokens":{}} → tokens: contains no token; remove it to run without tokens
     {"tokens":[]} → tokens: must be an object, name to settings
+    {"backend":"http://x"} → backend: must be an object, such as {"url": …}
+    {"X":"8880"} → X: is not a setting; did you mean "listen"? | for: port, host, bind
+    {"users":{}} → users: is not a setting; did you mean "tokens"?
     {"tokens":null,"clients":null,"tls":{"cert":null}} → tokens: ${isNull} | clients: ${isNull} | tls.cert: ${isNull}
     {"tokens":{"a":null,"b":{"secret":null}},"backend":null} → backend: ${isNull} | tokens[0]: ${isNull} | tokens.b.secret: ${isNull}
     @ {"rate":null,"defaults":{"number":null}} → tokens.test.rate: ${isNull} | tokens.test.defaults.number: ${isNull}
@@ -136,7 +138,7 @@ suite('config', SIDE_BY_SIDE, () => {
     @ {"secretFile":"/x"} → tokens.test: needs exactly one of "secret" and "secretFile"
     @ {"secret":"X"} → tokens.test.secret: the secret is shorter than 16 characters; "gateway.ts token" makes a good one | for: short, of-15-character
     @ {"secret":17} → tokens.test.secret: must be a string
-    @ {"secret":"sha256:12"} → tokens.test.secret: after "sha256:" there must be 64 hexadecimal digits
+    @ {"secret":"sha256:12"} → tokens.test.secret: after "sha256:" there must be 64 hexadecimal digits, as "gateway.ts token" prints them
     @ {"secret":"${SECRET}\n"} → tokens.test.secret: has several lines, or a control character; keep one line with only the secret
     # In JSON nobody quotes a secret by mistake.
     @ {"secret":"X"} → | for: \"${SECRET}\", {${SECRET}}, ${SECRET};${OTHER}, ${SECRET} ${OTHER}, of-16-characters
@@ -237,7 +239,7 @@ suite('config', SIDE_BY_SIDE, () => {
     env {${API},"GATEWAY_AUTH_METHODS":"bearer, digest","GATEWAY_RATE":"0/1m"} → GATEWAY_AUTH_METHODS[1]: "digest" is not one of bearer, basic, query, path, body | GATEWAY_RATE: "0/1m" is not a rate such as 30/1m
     env {${API},"GATEWAY_AUTH_ANONYMOUS":"1","GATEWAY_LOG_FORMAT":"xml"} → GATEWAY_AUTH_ANONYMOUS: "1" is not true or false | GATEWAY_LOG_FORMAT: "xml" is not text or json
     # What may be a secret is not shown as a path: its first folder is not there.
-    env {"GATEWAY_TOKENS_FILE":"DIR"} → GATEWAY_TOKENS_FILE: DIR cannot be read${BY_USER} (EISDIR)
+    env {"GATEWAY_TOKENS_FILE":"DIR"} → GATEWAY_TOKENS_FILE: DIR cannot be read${BY_USER} (EISDIR); it is a folder: Docker makes one where a mounted file is missing
     env {"GATEWAY_TOKENS_FILE":"X"} → GATEWAY_TOKENS_FILE: X ${MISSING} | for: DIR/none, /no/such, DIR/no-folder/x
     env {"GATEWAY_TOKENS_FILE":"X"} → GATEWAY_TOKENS_FILE: ${cwd}/X ${MISSING} | for: is-not-here, docs/is-not-here-at-all
     env {"GATEWAY_TOKENS_FILE":"X"} → GATEWAY_TOKENS_FILE: the file ${MISSING} | for: /no-folder-anywhere/tokens, /${SECRET}
@@ -262,6 +264,8 @@ suite('config', SIDE_BY_SIDE, () => {
     file {\n  X the rate\n  "rate": "1/1s"} → FILE: is not a JSON object: line 2, column 3: expected a key in double quotes; JSON has no comments | for: //, /*, #
     file {"rate":"1/1s" X x\n} → FILE: is not a JSON object: line 1, column 16: expected a comma, or the closing bracket or brace; JSON has no comments | for: //, /*, #
     file {"rate":X "1/1s"} → FILE: is not a JSON object: line 1, column 10: expected a value; JSON has no comments | for: //, /*, #
+    file {X rate": "1/1s"} → FILE: is not a JSON object: line 1, column 2: expected a key in double quotes; X is no quote of JSON, write " | for: “, ”, ‘, «, '
+    file {"rate":X 1/1s"} → FILE: is not a JSON object: line 1, column 10: expected a value; X is no quote of JSON, write " | for: “, '
     file X {} → FILE: is not a JSON object: line 1, column 1: it must begin with "{"; JSON has no comments | for: //, /*, # what
     file X → FILE: is not a JSON object: line 1, column 1: it must begin with "{"; YAML is not read, write JSON | for: listen: 8880, ---\nlisten: 8880, # mine\n\nbackend:\n  url: x, tls.key: ${SECRET}
     file X → FILE: is not a JSON object: line 1, column 1: it must begin with "{"; YAML is not read, write JSON | for: api:\n  port: 1, ---\nservice:\n  port: 1

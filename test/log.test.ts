@@ -119,6 +119,7 @@ suite('log', SIDE_BY_SIDE, () => {
     assert.match(child.output(), /^\S+Z \w+ +listening listen=http/);
   });
 
+  const DIGEST = createHash('sha256').update(SECRET).digest('hex');
   const HOOK = { defaults: DEFAULTS, message: '{{text}}' };
 
   table(
@@ -134,6 +135,10 @@ suite('log', SIDE_BY_SIDE, () => {
     POST /v2/send/v2/send | {} → 404 unknown_endpoint | detail=The address has /v2/send twice; remove one of them.
     POST /v1/register/${FROM} → 403 setup_blocked | detail=undefined
     bearer wrong → 401 unauthorized | reason=unknown_token | detail=undefined
+    basic home:${SECRET} → 401 unauthorized | reason=wrong_user | detail=With Basic, the user is always "api", whatever the token is called; the token is the password.
+    Authorization: ${SECRET} → 401 unauthorized | detail=Write "Bearer" and a space before the token.
+    Authorization: Bearer ${DIGEST} → 401 unauthorized | reason=digest | detail=This is the digest of a token, which is for the gateway; give the client the secret.
+    none | GET /v1/about?@auth=${SECRET} → 401 unauthorized | reason=method_not_accepted | detail=The token is right, but it, or auth.methods, does not list the place where the client puts it.
     * bearer ${OTHER}
     {"private":"x"} → 400 bad_field | "top-level keys are \"private\"" | detail=The send would lack message; the response lists the body's top-level keys. Set what the webhook lacks in the token's "defaults", or in its "message" template if that found nothing in these keys.
     {"text":"x","Recipients ":"x"} → 400 bad_field | "The field \"Recipients \" is not" | detail=The field "recipients" is not a field of a send; a send has "number", "recipients" and "base64_attachments".`;
