@@ -372,6 +372,15 @@ const RECIPIENT_HINTS: Hints = [
   ...NUMBER_HINTS,
 ];
 
+/** In a configuration. `add` takes the name of a group, and looks it up. */
+const CONFIGURED_RECIPIENT_HINTS: Hints = [
+  ...RECIPIENT_HINTS,
+  [
+    /^\p{L}[\p{L}\p{N} _-]*$/u,
+    'write the number of a person, and the "id" of a group, which GET /v1/groups/+NUMBER lists with its name',
+  ],
+];
+
 // Readers of text. The others, and the functions used here, are in the section READERS.
 const readMethods = listOf(wordOf(METHOD_NAMES));
 const readRate = scalarOf('a rate such as 30/1m', parseRate);
@@ -3153,6 +3162,8 @@ class Template {
   readonly names = new Set<string>();
   /** Whether it has variables outside of sections. "Backup done{{#size}} ({{size}}){{/size}}" needs no size. */
   hasVariables = false;
+  /** Whether it has a tag of Jinja or Liquid, which Mustache takes for text. */
+  readonly hasForeignTags: boolean;
   readonly #root: Tag;
 
   /**
@@ -3160,6 +3171,7 @@ class Template {
    * @throws {UsageError} whose message begins with the line and the column in the template.
    */
   constructor(text: string) {
+    this.hasForeignTags = text.includes('{%');
     this.#root = { text, at: 0, sigil: '', name: '', path: [], isOutside: false, nodes: [] };
     const open = [this.#root];
     let from = 0;
@@ -5409,7 +5421,7 @@ function readerOfRecipients(takesAnyGroup: boolean) {
   return textThat(
     (text) => (takesAnyGroup && text === 'group.*') || isRecipient(text),
     `a phone number ("+" and 5 to 15 digits), a user name (name.01), a UUID${groups}`,
-    RECIPIENT_HINTS,
+    CONFIGURED_RECIPIENT_HINTS,
   );
 }
 
@@ -5717,7 +5729,11 @@ function readSecret(secret: unknown) {
     secret.length >= SECRET_MIN_LENGTH,
     'the secret is shorter than 16 characters; "gateway.ts token" makes a good one',
   );
-  return { digest: digestOf(secret), isHex: /^[0-9a-f]{64}$/i.test(secret) };
+  return {
+    digest: digestOf(secret),
+    isHex: /^[0-9a-f]{64}$/i.test(secret),
+    needsEscapes: /[^\w.~-]/.test(secret), // in a URL (RFC 3986 2.3)
+  };
 }
 
 /**
@@ -6606,8 +6622,17 @@ function describeToken(token: Token) {
   const wrapped = (text: string) => text.replace(/(?=.{64})(.{1,63}) /g, `$1\n${' '.repeat(17)}`);
   const lines = Object.entries(rows).flatMap(([name, said]) => said ? `    ${name.padEnd(12)} ${wrapped(said)}` : []);
   const idle = token.allow.written.filter((word) => !GROUPS.includes(word) && !canMatch(token, word))
-    .map((pattern) => `    warning      ${pattern} matches no route of the backend`);
-  return [`  ${token.name}`, ...lines, ...idle].join('\n');
+    .map((pattern) => `${pattern} matches no route of the backend`);
+  const warnings = [
+    ...idle,
+    ...(token.needsEscapes
+      ? ['percent-encode its secret in URLs: it has characters other than letters, digits, . _ ~ -']
+      : []),
+    ...(token.message?.hasForeignTags
+      ? ['its message has "{%", which is sent as it stands; write {{#name}} … {{/name}}']
+      : []),
+  ].map((warning) => `    warning      ${warning}`);
+  return [`  ${token.name}`, ...lines, ...warnings].join('\n');
 }
 
 /** For each kind of parameter that is checked: a value that passes. */

@@ -55,6 +55,20 @@ suite('command-line', SIDE_BY_SIDE, () => {
     }
   });
 
+  test('--check warns about a secret that a URL cannot hold as it stands, and about tags of another template language', async (t) => {
+    const all = {
+      odd: { secret: `${SECRET}@:/%20#&` },
+      jinja: { secret: OTHER, message: ['{% if title %}', '{{title}}'], defaults: DEFAULTS },
+      plain: { secret: `${SECRET}_~.` },
+    };
+    const { code, stdout } = await cli(['--check', '--config', fileWith(t, { tokens: all })]);
+    assert.deepEqual([code, groupsOf(stdout, /^ {4}warning {6}(.*)$/gm)], [0, [
+      'percent-encode its secret in URLs: it has characters other than letters, digits, . _ ~ -',
+      'its message has "{%", which is sent as it stands; write {{#name}} … {{/name}}',
+    ]]);
+    assert.ok(!stdout.includes('%20'), stdout);
+  });
+
   /** The words of a command line, some of which may be in single quotes. */
   const wordsOf = (line: string): string[] =>
     Array.from(line.matchAll(/'([^']*)'|(\S+)/g), ([, quoted, word]) => quoted ?? word!);

@@ -74,6 +74,9 @@ suite('config', SIDE_BY_SIDE, () => {
   const NO_DATE =
     'is not a date such as 2027-06-30 (valid through that day, UTC) or a time such as 2027-06-30T12:00:00Z';
 
+  const NO_NAMES =
+    'write the number of a person, and the "id" of a group, which GET /v1/groups/+NUMBER lists with its name';
+
   const NO_RULE =
     'is not one of send, info, receive, messaging, setup, metrics, or a pattern such as "GET /v1/groups/:number"';
 
@@ -152,7 +155,8 @@ suite('config', SIDE_BY_SIDE, () => {
     @ {"expires":"2027-02-31T00:00:00Z"} → tokens.test.expires: the value ${NO_DATE}
     @ {"senders":["0664123"],"recipient":["+1"]} → tokens.test.senders[0]: "0664123" is not "+" and 5 to 15 digits; ${WRITE_NUMBER} | tokens.test.recipient: is not a setting; did you mean "recipients"?
     @ {"recipients":[]} → tokens.test.recipients: must be a list with at least one entry
-    @ {"recipients":["${TO}","X"]} → tokens.test.recipients[1]: "X" ${NO_RECIPIENT} | for: --x, , Mum, 4915551234567x
+    @ {"recipients":["X"]} → tokens.test.recipients[0]: "X" ${NO_RECIPIENT}; ${NO_NAMES} | for: Family, My family, Öl 2
+    @ {"recipients":["${TO}","X"]} → tokens.test.recipients[1]: "X" ${NO_RECIPIENT} | for: --x, , 4915551234567x
     @ {"recipients":["${TO}","X"]} → tokens.test.recipients[1]: "X" ${NO_RECIPIENT}; ${WRITE_NUMBER} | for: 4915551234567, +49 1555, (0664) 123-45
     @ {"clients":["X"]} → tokens.test.clients[0]: "X" is not an address or a CIDR range | for: 10.0.0.0/33, ::1/129, 1.2.3.4/, 1.2.3.4/8/8
     # What is no text gets no advice for texts.
@@ -210,7 +214,7 @@ suite('config', SIDE_BY_SIDE, () => {
       GROUP.slice(0, -1)
     }
     @ {"recipients":["https://signal.group/#CjQKIA"]} → tokens.test.recipients[0]: the value ${NO_RECIPIENT}; an invite link does not name a group; write the "id" that GET /v1/groups/+NUMBER lists
-    @ {"recipients":["Mum"]} → tokens.test.recipients[0]: "Mum" ${NO_RECIPIENT}`;
+    @ {"recipients":["Mum"]} → tokens.test.recipients[0]: "Mum" ${NO_RECIPIENT}; ${NO_NAMES}`;
   });
 
   test('every mistake in the environment is reported, none leaves the gateway open, and no secret is shown', (t) => {
