@@ -218,7 +218,7 @@ interface GatewayConfig {
   log?: {
     /** The least severe level that is logged: debug, info, warn, error. @default info */
     level?: Level;
-    /** `text` or `json`. If absent, text on a terminal and json otherwise. */
+    /** `text` or `json`. @default text */
     format?: 'text' | 'json';
   };
 }
@@ -373,6 +373,15 @@ const RECIPIENT_HINTS: Hints = [
   ...NUMBER_HINTS,
 ];
 
+/** In a configuration. `add` takes the name of a group, and looks it up. */
+const CONFIGURED_RECIPIENT_HINTS: Hints = [
+  ...RECIPIENT_HINTS,
+  [
+    /^\p{L}[\p{L}\p{N} _-]*$/u,
+    'write the number of a person, and the "id" of a group, which GET /v1/groups/+NUMBER lists with its name',
+  ],
+];
+
 // Readers of text. The others, and the functions used here, are in the section READERS.
 const readMethods = listOf(wordOf(METHOD_NAMES));
 const readRate = scalarOf('a rate such as 30/1m', parseRate);
@@ -438,7 +447,7 @@ const SETTINGS = {
   'limits.connections': [countFrom(1), 'concurrent connections', '1024'],
   'shutdown': [duration('10s'), 'how long running requests have to finish', '8s'],
   'log.level': [wordOf(LEVELS), 'debug, info, warn or error', 'info'],
-  'log.format': [wordOf(['text', 'json']), 'text or json; if absent, text on a terminal'],
+  'log.format': [wordOf(['text', 'json']), 'text or json', 'text'],
 } satisfies Record<string, Setting>;
 
 /** The readers of a token's fields, by the field's name. `--help` describes the fields. */
@@ -654,6 +663,9 @@ const LAST_WORDS_MS = 500;
 /** How long the process waits on exit for its last log lines to be read. */
 const FLUSH_MS = 500;
 
+/** The longest `detail` of a log line, in UTF-16 units. */
+const DETAIL_LIMIT = 300;
+
 /** How often watched files are checked. */
 const WATCH_MS = 500;
 /** How long a changed file must stay unchanged before it is read, because it may be half written. */
@@ -685,7 +697,11 @@ const PROBLEMS = {
   bad_credential: [400, 'The request carries more than one credential in the same place; send one.'],
   bad_json: [400, 'The body is not a JSON object.'],
   bad_field: [400, 'A field of the body is not accepted.'],
-  unauthorized: [401, 'A valid API token is required by an accepted method, such as "Authorization: Bearer TOKEN".'],
+  unauthorized: [
+    401,
+    'A valid API token is required: "Authorization: Bearer TOKEN", or Basic with the user "api" and the token as the ' +
+    "password. The gateway's log has the reason.",
+  ],
   endpoint_not_allowed: [403, 'This token may not use this endpoint.'],
   setup_blocked: [403, 'Account setup is blocked here; do it directly on the backend.'],
   sender_not_allowed: [
@@ -715,12 +731,13 @@ const PROBLEMS = {
 type ProblemCode = keyof typeof PROBLEMS;
 
 /**
- * `detail` replaces the sentence in the response. `hint` tells the log's reader what this machine lacks. `allow` lists
- * the methods for a 405. `syntax` is a mistake in JSON, with its position.
+ * `detail` replaces the sentence in the response, and is the log's `detail` unless `logged` is. `allow` lists the methods
+ * for a 405. `syntax` is a mistake in JSON, with its position.
  */
 type ProblemDetails = {
   detail?: string;
-  hint?: string | undefined;
+  /** For the log only: without what a client wrote, or with what only the owner of this machine may know. */
+  logged?: string | undefined;
   retryAfterMs?: number;
   allow?: string[];
   syntax?: { why: string; atByte: number };
@@ -758,17 +775,24 @@ const withDetail = (code: ProblemCode, detail: string, reason?: string) => new P
 /** @param why completes "The URL is not accepted: …". */
 const badTarget = (why: string) => withDetail('bad_target', `The URL is not accepted: ${why}.`);
 
-const tooLarge = (limitBytes: number) =>
-  withDetail(
-    'body_too_large',
-    `The body is larger than ${showSize(limitBytes)}, the most that this gateway accepts here.`,
-  );
+/** @param isOfSend whether the gateway makes a send of the body. It holds all of it then, so the limit is lower. */
+function tooLarge(limitBytes: number, isOfSend = false) {
+  const most = `The body is larger than ${showSize(limitBytes)}, the most that this gateway accepts`;
+  const detail = isOfSend && limitBytes === PAYLOAD_LIMIT_BYTES
+    ? `${most} from a token with "defaults" or "message"; for large attachments, use one with "senders" and "recipients" instead.`
+    : `${most} here.`;
+  return withDetail('body_too_large', detail);
+}
 
 /** @param detail the whole sentence. */
 const badJson = (detail: string) => withDetail('bad_json', detail);
 
 /** @param why completes "The field … …". Never the field's value, which may be a secret or a phone number. */
-const badField = (key: string, why: string) => withDetail('bad_field', `The field "${key}" ${why}.`);
+const badField = (key: string, why: string) =>
+  new Problem('bad_field', undefined, {
+    detail: `The field "${key}" ${why}.`,
+    logged: `The field "${plainName(key)}" ${why}.`, // a client may have spelled it otherwise
+  });
 
 /** Invalid usage or configuration. The command line writes its message to standard error and exits with 2. */
 class UsageError extends Error {}
@@ -1854,7 +1878,7 @@ async function refuse(exchange: Exchange, thrown: unknown) {
 
 /**
  * Writes the log line of a request, and counts the request. The line has the route's template, never the path, which
- * contains phone numbers. Only two texts come from the client: the method, which node:http restricts to known ones, and
+ * contains phone numbers. `detail` never has a value of the body. Only two texts come from the client: the method, which node:http restricts to known ones, and
  * an origin that is not on `cors`.
  */
 function logExchange(exchange: Exchange) {
@@ -1878,7 +1902,7 @@ function logExchange(exchange: Exchange) {
     status,
     code: endedBy?.code,
     reason: origin ? 'origin_not_listed' : endedBy?.reason,
-    hint: endedBy?.details.hint,
+    detail: (endedBy?.details.logged ?? endedBy?.details.detail)?.slice(0, DETAIL_LIMIT),
     origin,
     bytesIn,
     bytesOut,
@@ -2138,10 +2162,27 @@ function identify({ core, rules, credential, client }: Exchange) {
   if (rules.anonymous) return rules.anonymous;
   if (!credential) throw new Problem('unauthorized', 'no_credential');
   const token = rules.tokens.get(digestOf(credential.secret ?? '')); // no token has the digest of ''
-  const reason = faultOfToken(token, credential, core.now());
+  const reason = token || !isDigest(rules, credential) ? faultOfToken(token, credential, core.now()) : 'digest';
   if (token && !reason) return token;
   const retryAfterMs = core.failureLimiter.take(failureKey(client), FAILURE_RATE, core.now());
-  throw new Problem(retryAfterMs > 0 ? 'too_many_failures' : 'unauthorized', reason, { retryAfterMs });
+  const logged = CREDENTIAL_ADVICE[reason ?? ''];
+  throw new Problem(retryAfterMs > 0 ? 'too_many_failures' : 'unauthorized', reason, { retryAfterMs, logged });
+}
+
+/** What to do about a wrong credential, by its reason. For the log only: to the client every 401 looks the same. */
+const CREDENTIAL_ADVICE: NodeJS.Dict<string> = {
+  digest: 'This is the digest of a token, which is for the gateway; give the client the secret.',
+  wrong_user: 'With Basic, the user is always "api", whatever the token is called; the token is the password.',
+  unknown_scheme: 'Write "Bearer" and a space before the token.',
+  method_not_accepted: 'The token is right, but it, or auth.methods, does not list the place where the client puts it.',
+};
+
+/**
+ * Whether a credential is the digest of a token, as the file has it, instead of the token's secret: the commonest mistake
+ * of who has copied both.
+ */
+function isDigest({ tokens }: Rules, { secret = '' }: Credential) {
+  return tokens.has(secret.replace(/^sha256:/i, '').toLowerCase());
 }
 
 /** The reason to refuse the token of a credential, if any. The same rule for requests and open WebSockets. */
@@ -2336,6 +2377,9 @@ function patternMatches({ method, parts }: Pattern, { method: wanted, segments, 
 /** A further sentence of a 405 for GET /v2/send. */
 const SEND_BY_GET = ' To send by GET, a token needs "GET /v2/send" in its "allow", and "defaults" or "message".';
 
+/** The sentence of a 404 if a client appends the path to an address that has it. */
+const SEND_TWICE = 'The address has /v2/send twice; remove one of them.';
+
 /** The problem for a target that is not on an allowlist. Setup comes first, so that it does not reveal its routes. */
 function refusalOfRoute({ allow }: Token, { method, route, segments, isSendByGet }: Target) {
   if (SETUP_PREFIXES.has(prefixOf(segments)) && !allow.groups.has('setup')) return new Problem('setup_blocked');
@@ -2346,7 +2390,10 @@ function refusalOfRoute({ allow }: Token, { method, route, segments, isSendByGet
     );
   }
   const routes = ROUTES.filter(({ parts }) => partsMatch(parts, segments));
-  if (routes.length === 0) return new Problem('unknown_endpoint');
+  if (routes.length === 0) {
+    const isTwice = /\/v2\/send\/.*v2\/send$/.test(`/${segments.join('/')}`);
+    return isTwice ? withDetail('unknown_endpoint', SEND_TWICE) : new Problem('unknown_endpoint');
+  }
   const methods = [...new Set(routes.map(({ method }) => method))];
   const detail = `This endpoint accepts ${methods.join(', ')}, but not ${method}.${isSendByGet ? SEND_BY_GET : ''}`;
   return new Problem('method_not_allowed', undefined, { detail, allow: methods });
@@ -2599,7 +2646,7 @@ class RequestBody {
 
   /** Checks the declared length, or the number of bytes read so far. */
   #checkLength(bytes = 0) {
-    if (bytes > this.#limitBytes) throw tooLarge(this.#limitBytes);
+    if (bytes > this.#limitBytes) throw tooLarge(this.#limitBytes, this.#exchange.isMadeSend);
   }
 
   /**
@@ -2954,13 +3001,18 @@ function makeSend(token: Token, payload: JsonObject) {
   const missing = needed.filter((name) => isBlank(send[name]));
   if (missing.length === 0) return send;
   const keys = Object.keys(payload).map((key) => SEND_FIELDS.includes(key) ? `"${key}"` : showValue(key, '…'));
-  const lack =
-    `The send would lack ${missing.join(' and ')}; the body's top-level keys are ${joinFirst(keys, ', ')}. ` +
+  const reason = `no_${missing.join(',no_')}`;
+  if (keys.length === 0) {
+    const detail = 'The body has no field but "auth", or none; post the message as text, as a form, or as JSON.';
+    throw withDetail('bad_field', detail, reason);
+  }
+  const lack = `The send would lack ${missing.join(' and ')}`;
+  const advice =
     'Set what the webhook lacks in the token\'s "defaults", or in its "message" template if that found nothing in these keys.';
-  const detail = keys.length > 0
-    ? lack
-    : 'The body has no field but "auth", or none; post the message as text, as a form, or as JSON.';
-  throw withDetail('bad_field', detail, `no_${missing.join(',no_')}`);
+  throw new Problem('bad_field', reason, {
+    detail: `${lack}; the body's top-level keys are ${joinFirst(keys, ', ')}. ${advice}`,
+    logged: `${lack}; the response lists the body's top-level keys. ${advice}`,
+  });
 }
 
 /** The fields of a send that a payload has. */
@@ -3095,6 +3147,8 @@ class Template {
   readonly names = new Set<string>();
   /** Whether it has variables outside of sections. "Backup done{{#size}} ({{size}}){{/size}}" needs no size. */
   hasVariables = false;
+  /** Whether it has a tag of Jinja or Liquid, which Mustache takes for text. */
+  readonly hasForeignTags: boolean;
   readonly #root: Tag;
 
   /**
@@ -3102,6 +3156,7 @@ class Template {
    * @throws {UsageError} whose message begins with the line and the column in the template.
    */
   constructor(text: string) {
+    this.hasForeignTags = text.includes('{%');
     this.#root = { text, at: 0, sigil: '', name: '', path: [], isOutside: false, nodes: [] };
     const open = [this.#root];
     let from = 0;
@@ -4370,8 +4425,8 @@ function connect(owner: Pick<Exchange, 'underway'>, request: http.RequestOptions
   });
 }
 
-/** @param hint what to do, if a connection cannot even be attempted. */
-const unreachable = (reason: string, hint?: string) => new Problem('backend_unreachable', reason, { hint });
+/** @param logged what to do, if a connection cannot even be attempted. */
+const unreachable = (reason: string, logged?: string) => new Problem('backend_unreachable', reason, { logged });
 
 /** Whether the body for the backend is larger than the head, and so a stream. */
 function isLarge(content: Content) {
@@ -4731,7 +4786,7 @@ function makeClock(own = Date.now) {
 
 /** One line per event. Every value is made by the gateway or quoted as JSON, so that no value can forge a line. */
 function makeLog(settings: AtStart, now: () => number, metrics: Metrics, sink: GatewayOptions['log']) {
-  const format = settings['log.format'] ?? (process.stdout.isTTY ? 'text' : 'json');
+  const format = settings['log.format'];
   const least = LEVELS.indexOf(settings['log.level']);
   let pending = '';
   let unreadBytes = 0;
@@ -4921,7 +4976,8 @@ function noteFile(sources: Sources, file: string, given?: string) {
  * @throws {UsageError} for every member that is not a setting.
  */
 function noteObject(sources: Sources, config: unknown, prefix = '') {
-  ensure(isObject(config), 'must be an object');
+  const [example = ''] = SETTING_ROWS.flatMap(([path]) => path.startsWith(prefix) ? [path.slice(prefix.length)] : []);
+  ensure(isObject(config), prefix ? `must be an object, such as {"${example}": …}` : 'must be an object');
   const readers: Record<string, Reader<void>> = {};
   for (const [path] of SETTING_ROWS) {
     if (!path.startsWith(prefix)) continue;
@@ -4971,6 +5027,8 @@ function hintForSyntax(text: string, at: number) {
   if (/^\s*(?:#.*\n\s*)*(?:---|[\w.-]+:(?:\s|$))/.test(text)) {
     return '; YAML is not read, write JSON';
   }
+  const [quote] = /^.?([\u2018-\u201f\u00ab\u00bb'])/su.exec(text.slice(Math.max(0, at - 1)))?.slice(1) ?? [];
+  if (quote) return `; ${quote} is no quote of JSON, write "`;
   return /^.?(?:#|\/[/*])/s.test(text.slice(Math.max(0, at - 1))) ? '; JSON has no comments' : '';
 }
 
@@ -5218,11 +5276,24 @@ function refuseNull(value: unknown) {
   return value;
 }
 
+/** What other programs call a setting. */
+const SYNONYMS: Hints = [
+  [/^(?:port|host|address|bind)$/, 'listen'],
+  [/^(?:users?|api_?keys?|api_?tokens?)$/, 'tokens'],
+  [/^(?:url|upstream|target)$/, 'backend'],
+  [/^(?:timeout)$/, 'backend_timeout'],
+  [/^(?:from|sender|account)$/, 'senders'],
+  [/^(?:to)$/, 'recipients'],
+];
+
 /** @throws {UsageError} with the nearest known setting, if at least half of the letters agree. */
 function refuseSetting(key: string, known: readonly string[]) {
   // All variables begin alike, which says nothing.
   const letters = (name: string) => name.toLowerCase().replace(/^gateway_/, '');
   const distance = (name: string) => editDistance(letters(key), letters(name));
+  const synonym = hintFor(SYNONYMS, letters(key));
+  const meant = known.find((name) => letters(name) === synonym);
+  if (meant) throw new UsageError(`is not a setting; did you mean "${meant}"?`);
   const [nearest = ''] = [...known].sort((a, b) => distance(a) - distance(b));
   const isNear = distance(nearest) <= Math.max(letters(key).length, letters(nearest).length) / 2;
   throw new UsageError(`is not a setting${isNear ? `; did you mean "${nearest}"?` : ''}`);
@@ -5333,7 +5404,7 @@ function readerOfRecipients(takesAnyGroup: boolean) {
   return textThat(
     (text) => (takesAnyGroup && text === 'group.*') || isRecipient(text),
     `a phone number ("+" and 5 to 15 digits), a user name (name.01), a UUID${groups}`,
-    RECIPIENT_HINTS,
+    CONFIGURED_RECIPIENT_HINTS,
   );
 }
 
@@ -5420,7 +5491,8 @@ function readFile(path: unknown) {
   const user = uid === undefined ? '' : ` by user ${uid}`;
   const explain = ({ code, name }: NodeJS.ErrnoException) => {
     const shown = showPath(path);
-    if (code !== 'ENOENT') return `${shown} cannot be read${user} (${code ?? name})`; // Deno's NotCapable has no code
+    const advice = code === 'EISDIR' ? '; it is a folder: Docker makes one where a mounted file is missing' : '';
+    if (code !== 'ENOENT') return `${shown} cannot be read${user} (${code ?? name})${advice}`; // Deno's NotCapable has no code
     if (shown === path) return `${resolve(path)} does not exist`;
     return `the file does not exist${isAbsolute(path) ? '' : ` in ${process.cwd()}`}`;
   };
@@ -5620,7 +5692,10 @@ function readSecret(secret: unknown) {
   if (/^sha256:/i.test(secret)) {
     const digest = secret.slice('sha256:'.length).toLowerCase();
     ensure(!NO_DIGESTS.includes(digest), 'is the digest of nothing: there was no secret to hash');
-    ensure(/^[0-9a-f]{64}$/.test(digest), 'after "sha256:" there must be 64 hexadecimal digits');
+    ensure(
+      /^[0-9a-f]{64}$/.test(digest),
+      'after "sha256:" there must be 64 hexadecimal digits, as "gateway.ts token" prints them',
+    );
     return { digest };
   }
   ensure(!/\p{Cc}/u.test(secret), 'has several lines, or a control character; keep one line with only the secret');
@@ -5637,7 +5712,11 @@ function readSecret(secret: unknown) {
     secret.length >= SECRET_MIN_LENGTH,
     'the secret is shorter than 16 characters; "gateway.ts token" makes a good one',
   );
-  return { digest: digestOf(secret), isHex: /^[0-9a-f]{64}$/i.test(secret) };
+  return {
+    digest: digestOf(secret),
+    isHex: /^[0-9a-f]{64}$/i.test(secret),
+    needsEscapes: /[^\w.~-]/.test(secret), // in a URL (RFC 3986 2.3)
+  };
 }
 
 /**
@@ -6506,11 +6585,17 @@ function printCheck(settings: Settings) {
 /** Describes what a token may do. Missing limits are named too, so that an owner sees "any account". */
 function describeToken(token: Token) {
   const words = (list: Iterable<string> = []) => [...list].join(', ');
+  const accounts = words(token.senders) || 'any account';
+  const { groups, patterns } = token.allow;
+  const acts = ['send', 'messaging', 'setup', 'GET /v2/send'].some((word) => groups.has(word)) ||
+    patterns.some(({ method }) => method !== 'GET');
+  const reads = token.allow.written.some((word) => word !== 'metrics' && word !== 'GET /metrics');
   const rows = {
     'may call': words(token.allow.written),
     'presented': token.digest && `as ${words(token.methods)}`,
-    'sends from': words(token.senders) || 'any account',
-    'sends to': words(token.recipients) || 'anyone',
+    'sends from': acts && accounts,
+    'sends to': acts && (words(token.recipients) || 'anyone'),
+    'reads': !acts && reads && accounts,
     'rate': token.rate?.written ?? 'no limit',
     'from': words(token.clients?.written) || 'any address',
     'webhooks': makesSends(token) && describeSends(token),
@@ -6520,8 +6605,17 @@ function describeToken(token: Token) {
   const wrapped = (text: string) => text.replace(/(?=.{64})(.{1,63}) /g, `$1\n${' '.repeat(17)}`);
   const lines = Object.entries(rows).flatMap(([name, said]) => said ? `    ${name.padEnd(12)} ${wrapped(said)}` : []);
   const idle = token.allow.written.filter((word) => !GROUPS.includes(word) && !canMatch(token, word))
-    .map((pattern) => `    warning      ${pattern} matches no route of the backend`);
-  return [`  ${token.name}`, ...lines, ...idle].join('\n');
+    .map((pattern) => `${pattern} matches no route of the backend`);
+  const warnings = [
+    ...idle,
+    ...(token.needsEscapes
+      ? ['percent-encode its secret in URLs: it has characters other than letters, digits, . _ ~ -']
+      : []),
+    ...(token.message?.hasForeignTags
+      ? ['its message has "{%", which is sent as it stands; write {{#name}} … {{/name}}']
+      : []),
+  ].map((warning) => `    warning      ${warning}`);
+  return [`  ${token.name}`, ...lines, ...warnings].join('\n');
 }
 
 /** For each kind of parameter that is checked: a value that passes. */
@@ -6588,7 +6682,7 @@ function renderSend(settings: Settings, name: string, body: Buffer) {
   ensure(makesSends(token), `the token "${name}" has neither "defaults" nor "message", and relays bodies unchanged`);
   checkSendRoute(token);
   const limitBytes = Math.min(PAYLOAD_LIMIT_BYTES, settings['limits.body']);
-  if (body.length > limitBytes) throw tooLarge(limitBytes);
+  if (body.length > limitBytes) throw tooLarge(limitBytes, true);
   // The Content-Type is not known here, but a multipart form begins with its boundary.
   const [, boundary] = /^--([^\r\n]+)\r\n[\w-]+:/.exec(body.toString('latin1', 0, 1000)) ?? [];
   const payload = readPayload(token, body, boundary && `multipart/form-data; boundary="${boundary}"`);

@@ -55,6 +55,20 @@ suite('command-line', SIDE_BY_SIDE, () => {
     }
   });
 
+  test('--check warns about a secret that a URL cannot hold as it stands, and about tags of another template language', async (t) => {
+    const all = {
+      odd: { secret: `${SECRET}@:/%20#&` },
+      jinja: { secret: OTHER, message: ['{% if title %}', '{{title}}'], defaults: DEFAULTS },
+      plain: { secret: `${SECRET}_~.` },
+    };
+    const { code, stdout } = await cli(['--check', '--config', fileWith(t, { tokens: all })]);
+    assert.deepEqual([code, groupsOf(stdout, /^ {4}warning {6}(.*)$/gm)], [0, [
+      'percent-encode its secret in URLs: it has characters other than letters, digits, . _ ~ -',
+      'its message has "{%", which is sent as it stands; write {{#name}} … {{/name}}',
+    ]]);
+    assert.ok(!stdout.includes('%20'), stdout);
+  });
+
   /** The words of a command line, some of which may be in single quotes. */
   const wordsOf = (line: string): string[] =>
     Array.from(line.matchAll(/'([^']*)'|(\S+)/g), ([, quoted, word]) => quoted ?? word!);
@@ -161,7 +175,9 @@ suite('command-line', SIDE_BY_SIDE, () => {
       "hook":{"secret":"${OTHER}2","message":"{{x}}",${defaults(TO, GROUP)},"text_mode":"styled"}},
       "other":{"secret":"${OTHER}3","senders":["${FROM}"],"recipients":["*"],"message":"{{x}}",${defaults(TO)}}},
       "barred":{"secret":"${OTHER}4","senders":["${FROM}"],"recipients":["${TO}"],${defaults(TO, STRANGER)}}},
-      "reader":{"secret":"${OTHER}5","allow":["info"],${defaults(TO)}}}}}`;
+      "reader":{"secret":"${OTHER}5","allow":["info"],${
+      defaults(TO)
+    }}},"stats":{"secret":"${OTHER}6","allow":["metrics"]}}}`;
     const file = fileWith(t, config);
     const { code, stdout } = await cli(['--check', '--config', file]);
     assert.equal(code, 0);
@@ -174,14 +190,15 @@ suite('command-line', SIDE_BY_SIDE, () => {
     }
     assert.deepEqual(joined.replace(/\n {4}/g, ' | ').replace(/(?<=[a-z]) {2,}/g, ' ').split('\n'), [
       `The configuration is valid. It was read from: the file ${file}.`,
-      ...['listen port 8880, for other machines too', 'backend http://backend:1/p', 'tokens 6'],
+      ...['listen port 8880, for other machines too', 'backend http://backend:1/p', 'tokens 7'],
       'warning: the token "home" has expired',
       `  home | may call send, GET /v1/groups/:number | presented as path | sends from ${FROM} | sends to ${TO}, group.* | rate 30/1m | from 10.0.0.0/8 | expires 2020-01-01T23:59:59.999Z`,
       `  plain | may call send, info | presented as bearer, basic, body | sends from any account | sends to anyone | ${open} | expires never`,
       `  hook | may call send, info | presented as bearer, basic, body | sends from ${FROM} | sends to ${TO}, ${GROUP} | ${open} | webhooks become sends, with the message from a template; by default with number ${FROM}, recipients ${TO} and ${GROUP}, text_mode styled | expires never`,
       `  other | may call send, info | presented as bearer, basic, body | sends from ${FROM} | sends to anyone | ${open} | webhooks become sends, with the message from a template; by default with number ${FROM}, recipients ${TO} | expires never`,
       `  barred | may call send, info | presented as bearer, basic, body | sends from ${FROM} | sends to ${TO} | ${open} | webhooks become sends; by default with number ${FROM}, recipients ${TO} and ${STRANGER}; warning: they will be refused: This token may not send to one of these recipients: a phone number that is not on its list ("recipients", or else those in "defaults"). | expires never`,
-      `  reader | may call info | presented as bearer, basic, body | sends from ${FROM} | sends to ${TO} | ${open} | webhooks become sends; by default with number ${FROM}, recipients ${TO}; warning: they will be refused: This token may not use this endpoint; the word "send" in its "allow" opens it. | expires never`,
+      `  reader | may call info | presented as bearer, basic, body | reads ${FROM} | ${open} | webhooks become sends; by default with number ${FROM}, recipients ${TO}; warning: they will be refused: This token may not use this endpoint; the word "send" in its "allow" opens it. | expires never`,
+      `  stats | may call metrics | presented as bearer, basic, body | ${open} | expires never`,
       '',
     ]);
   });
@@ -249,7 +266,12 @@ suite('command-line', SIDE_BY_SIDE, () => {
       ],
       [1, 'hook', '{"a":x}', /^The body is not a JSON object: expected a value, at byte 6\.\n$/],
       [1, 'reader', '{"message":"x"}', /^This token may not use this endpoint; the word "send" .*\n$/],
-      [1, 'hook', sized(MIB + 1), /^The body is larger than 1MiB, the most that this gateway accepts here\.\n$/],
+      [
+        1,
+        'hook',
+        sized(MIB + 1),
+        /^The body is larger than 1MiB, the most that this gateway accepts from a token with "defaults" .*\n$/,
+      ],
       [2, 'hock', '{}', /^there is no token with that name; there are "hook", "plain", "reader", "text"\n$/],
       [2, SECRET, '{}', /^there is no token with that name/],
       [2, 'plain', '{}', /^the token "plain" has neither "defaults" nor "message", and relays bodies unchanged\n$/],

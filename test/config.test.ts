@@ -74,6 +74,9 @@ suite('config', SIDE_BY_SIDE, () => {
   const NO_DATE =
     'is not a date such as 2027-06-30 (valid through that day, UTC) or a time such as 2027-06-30T12:00:00Z';
 
+  const NO_NAMES =
+    'write the number of a person, and the "id" of a group, which GET /v1/groups/+NUMBER lists with its name';
+
   const NO_RULE =
     'is not one of send, info, receive, messaging, setup, metrics, or a pattern such as "GET /v1/groups/:number"';
 
@@ -124,10 +127,12 @@ suite('config', SIDE_BY_SIDE, () => {
     {"log":{"\u001b[2J":1},"tokens":{"a":{"secret":"${SECRET}","ü":1}}} → log[0]: is not a setting | tokens.a[0]: is not a setting
     # A suggestion only where at least half of the letters agree.
     {"backend":{"urls":"x"},"ra":1,"r":1} → backend.urls: is not a setting; did you mean "url"? | ra: is not a setting; did you mean "rate"? | r: is not a setting
-    {"backend":"http://x"} → backend: must be an object
     X → the configuration: must be an object | for: [], null
     {"tokens":{}} → tokens: contains no token; remove it to run without tokens
     {"tokens":[]} → tokens: must be an object, name to settings
+    {"backend":"http://x"} → backend: must be an object, such as {"url": …}
+    {"X":"8880"} → X: is not a setting; did you mean "listen"? | for: port, host, bind
+    {"users":{}} → users: is not a setting; did you mean "tokens"?
     {"tokens":null,"clients":null,"tls":{"cert":null}} → tokens: ${isNull} | clients: ${isNull} | tls.cert: ${isNull}
     {"tokens":{"a":null,"b":{"secret":null}},"backend":null} → backend: ${isNull} | tokens[0]: ${isNull} | tokens.b.secret: ${isNull}
     @ {"rate":null,"defaults":{"number":null}} → tokens.test.rate: ${isNull} | tokens.test.defaults.number: ${isNull}
@@ -136,7 +141,7 @@ suite('config', SIDE_BY_SIDE, () => {
     @ {"secretFile":"/x"} → tokens.test: needs exactly one of "secret" and "secretFile"
     @ {"secret":"X"} → tokens.test.secret: the secret is shorter than 16 characters; "gateway.ts token" makes a good one | for: short, of-15-character
     @ {"secret":17} → tokens.test.secret: must be a string
-    @ {"secret":"sha256:12"} → tokens.test.secret: after "sha256:" there must be 64 hexadecimal digits
+    @ {"secret":"sha256:12"} → tokens.test.secret: after "sha256:" there must be 64 hexadecimal digits, as "gateway.ts token" prints them
     @ {"secret":"${SECRET}\n"} → tokens.test.secret: has several lines, or a control character; keep one line with only the secret
     # In JSON nobody quotes a secret by mistake.
     @ {"secret":"X"} → | for: \"${SECRET}\", {${SECRET}}, ${SECRET};${OTHER}, ${SECRET} ${OTHER}, of-16-characters
@@ -150,7 +155,8 @@ suite('config', SIDE_BY_SIDE, () => {
     @ {"expires":"2027-02-31T00:00:00Z"} → tokens.test.expires: the value ${NO_DATE}
     @ {"senders":["0664123"],"recipient":["+1"]} → tokens.test.senders[0]: "0664123" is not "+" and 5 to 15 digits; ${WRITE_NUMBER} | tokens.test.recipient: is not a setting; did you mean "recipients"?
     @ {"recipients":[]} → tokens.test.recipients: must be a list with at least one entry
-    @ {"recipients":["${TO}","X"]} → tokens.test.recipients[1]: "X" ${NO_RECIPIENT} | for: --x, , Mum, 4915551234567x
+    @ {"recipients":["X"]} → tokens.test.recipients[0]: "X" ${NO_RECIPIENT}; ${NO_NAMES} | for: Family, My family, Öl 2
+    @ {"recipients":["${TO}","X"]} → tokens.test.recipients[1]: "X" ${NO_RECIPIENT} | for: --x, , 4915551234567x
     @ {"recipients":["${TO}","X"]} → tokens.test.recipients[1]: "X" ${NO_RECIPIENT}; ${WRITE_NUMBER} | for: 4915551234567, +49 1555, (0664) 123-45
     @ {"clients":["X"]} → tokens.test.clients[0]: "X" is not an address or a CIDR range | for: 10.0.0.0/33, ::1/129, 1.2.3.4/, 1.2.3.4/8/8
     # What is no text gets no advice for texts.
@@ -208,7 +214,7 @@ suite('config', SIDE_BY_SIDE, () => {
       GROUP.slice(0, -1)
     }
     @ {"recipients":["https://signal.group/#CjQKIA"]} → tokens.test.recipients[0]: the value ${NO_RECIPIENT}; an invite link does not name a group; write the "id" that GET /v1/groups/+NUMBER lists
-    @ {"recipients":["Mum"]} → tokens.test.recipients[0]: "Mum" ${NO_RECIPIENT}`;
+    @ {"recipients":["Mum"]} → tokens.test.recipients[0]: "Mum" ${NO_RECIPIENT}; ${NO_NAMES}`;
   });
 
   test('every mistake in the environment is reported, none leaves the gateway open, and no secret is shown', (t) => {
@@ -237,7 +243,7 @@ suite('config', SIDE_BY_SIDE, () => {
     env {${API},"GATEWAY_AUTH_METHODS":"bearer, digest","GATEWAY_RATE":"0/1m"} → GATEWAY_AUTH_METHODS[1]: "digest" is not one of bearer, basic, query, path, body | GATEWAY_RATE: "0/1m" is not a rate such as 30/1m
     env {${API},"GATEWAY_AUTH_ANONYMOUS":"1","GATEWAY_LOG_FORMAT":"xml"} → GATEWAY_AUTH_ANONYMOUS: "1" is not true or false | GATEWAY_LOG_FORMAT: "xml" is not text or json
     # What may be a secret is not shown as a path: its first folder is not there.
-    env {"GATEWAY_TOKENS_FILE":"DIR"} → GATEWAY_TOKENS_FILE: DIR cannot be read${BY_USER} (EISDIR)
+    env {"GATEWAY_TOKENS_FILE":"DIR"} → GATEWAY_TOKENS_FILE: DIR cannot be read${BY_USER} (EISDIR); it is a folder: Docker makes one where a mounted file is missing
     env {"GATEWAY_TOKENS_FILE":"X"} → GATEWAY_TOKENS_FILE: X ${MISSING} | for: DIR/none, /no/such, DIR/no-folder/x
     env {"GATEWAY_TOKENS_FILE":"X"} → GATEWAY_TOKENS_FILE: ${cwd}/X ${MISSING} | for: is-not-here, docs/is-not-here-at-all
     env {"GATEWAY_TOKENS_FILE":"X"} → GATEWAY_TOKENS_FILE: the file ${MISSING} | for: /no-folder-anywhere/tokens, /${SECRET}
@@ -262,6 +268,8 @@ suite('config', SIDE_BY_SIDE, () => {
     file {\n  X the rate\n  "rate": "1/1s"} → FILE: is not a JSON object: line 2, column 3: expected a key in double quotes; JSON has no comments | for: //, /*, #
     file {"rate":"1/1s" X x\n} → FILE: is not a JSON object: line 1, column 16: expected a comma, or the closing bracket or brace; JSON has no comments | for: //, /*, #
     file {"rate":X "1/1s"} → FILE: is not a JSON object: line 1, column 10: expected a value; JSON has no comments | for: //, /*, #
+    file {X rate": "1/1s"} → FILE: is not a JSON object: line 1, column 2: expected a key in double quotes; X is no quote of JSON, write " | for: “, ”, ‘, «, '
+    file {"rate":X 1/1s"} → FILE: is not a JSON object: line 1, column 10: expected a value; X is no quote of JSON, write " | for: “, '
     file X {} → FILE: is not a JSON object: line 1, column 1: it must begin with "{"; JSON has no comments | for: //, /*, # what
     file X → FILE: is not a JSON object: line 1, column 1: it must begin with "{"; YAML is not read, write JSON | for: listen: 8880, ---\nlisten: 8880, # mine\n\nbackend:\n  url: x, tls.key: ${SECRET}
     file X → FILE: is not a JSON object: line 1, column 1: it must begin with "{"; YAML is not read, write JSON | for: api:\n  port: 1, ---\nservice:\n  port: 1

@@ -46,8 +46,8 @@ suite('connecting', SIDE_BY_SIDE, () => {
       assert.match(answer.json.error, /nothing was sent/);
       assert.doesNotMatch(answer.text, /sys access/);
     }
-    const { reason, hint } = requests(gateway)[0];
-    assert.deepEqual([reason, hint], ['NotCapable', 'Requires sys access, run again with the --allow-sys flag']);
+    const { reason, detail } = requests(gateway)[0];
+    assert.deepEqual([reason, detail], ['NotCapable', 'Requires sys access, run again with the --allow-sys flag']);
     assert.deepEqual(linesOf(gateway, /is unreachable/), []);
     https.request = request;
   });
@@ -67,9 +67,9 @@ suite('connecting', SIDE_BY_SIDE, () => {
       const answer = await ask(gateway, { body: HELLO, headers: BEARER });
       assert.equal(outcomeOf(answer), '502 backend_unreachable');
       await until(() => requests(gateway).length === 1);
-      const { reason, hint } = requests(gateway)[0];
+      const { reason, detail } = requests(gateway)[0];
       assert.equal(reason, 'NotCapable');
-      assert.match(String(hint), /--allow-sys/);
+      assert.match(String(detail), /--allow-sys/);
       await gateway.close();
     },
   );

@@ -1,8 +1,9 @@
 import strict from 'node:assert/strict';
+import { createHash } from 'node:crypto';
 import { suite } from 'node:test';
 import { pathToFileURL } from 'node:url';
 import { statusOf } from './answers.ts';
-import { assert, difference, logLines, requests } from './assertions.ts';
+import { assert, assertDenied, difference, logLines, requests } from './assertions.ts';
 import { startBackend } from './backend.ts';
 import { addressOf, ask, open, rawRequest } from './client.ts';
 import { ALL_METHODS, METHOD_NAMES, NO_TOKENS, tokens } from './configs.ts';
@@ -108,7 +109,10 @@ suite('credentials', SIDE_BY_SIDE, () => {
     bearer | bearer ;; Authorization: | bearer → 200`;
 
   const THE_401 =
-    literal`→ 401 unauthorized | WWW-Authenticate: Basic realm="signal", Bearer | "{"error":"A valid API token is required by an accepted method, such as \"Authorization: Bearer TOKEN\".","`;
+    literal`→ 401 unauthorized | WWW-Authenticate: Basic realm="signal", Bearer | "{"error":"A valid API token is required: \"Authorization: Bearer TOKEN\", or Basic with the user \"api\" and the token as the password. The gateway's log has the reason.","code":"unauthorized","requestId":"`;
+
+  const DIGEST = createHash('sha256').update(SECRET).digest('hex');
+  const DIGEST_OF_SECRET = `sha256:${DIGEST}`;
 
   const EXPIRED = tokens({ methods: ['bearer'] }, { methods: ['bearer'], expires: '2020-01-01' });
 
@@ -120,9 +124,30 @@ suite('credentials', SIDE_BY_SIDE, () => {
     basic ${SECRET} → reason=wrong_user ;; Authorization: ${SECRET} → reason=unknown_scheme
     basic API:${SECRET} → reason=wrong_user ;; basic Api:${SECRET} → reason=wrong_user
     Authorization: Token ${SECRET} → reason=unknown_scheme
+    bearer ${DIGEST} → reason=digest ;; basic api:${DIGEST} → reason=digest ;; bearer ${DIGEST_OF_SECRET} → reason=digest
+    bearer ${DIGEST_OF_SECRET.toUpperCase()} → reason=digest ;; basic root:${DIGEST} → reason=wrong_user
+    bearer ${DIGEST.slice(1)} → reason=unknown_token ;; bearer ${DIGEST}x → reason=unknown_token
     * ${THE_401} | reason=no_credential
     GET /v1/about ;; GET /v1/accounts ;; GET /no/such/thing ;; PATCH /v1/about ;; OPTIONS /v1/about ;; ${HELLO}
     ${AUTHED(SECRET)}`;
+
+  test('the digest of a token is no credential, by any method, whatever the form of the secret in the configuration; it is not logged', async (t) => {
+    for (const secret of [SECRET, DIGEST_OF_SECRET]) {
+      const both = await startBoth(t, { ...ALL_METHODS, tokens: { test: { secret } } });
+      for (const { ask: make } of SPELLINGS) {
+        for (const given of [DIGEST, DIGEST_OF_SECRET]) {
+          assertDenied(
+            await ask(both.gateway, { path: '/v2/send', body: HELLO, ...make(given) }),
+            401,
+            'unauthorized',
+            both,
+          );
+          assert.equal(requests(both.gateway).at(-1)!.reason, 'digest');
+        }
+      }
+      assert.ok(!both.gateway.log.join('\n').toLowerCase().includes(DIGEST.slice(0, 16)), 'the log has the digest');
+    }
+  });
 
   test('without tokens, requests need no credential, and every other rule still applies', async (t) => {
     const both = await startBoth(t, NO_TOKENS);

@@ -11,10 +11,11 @@ import { ALL_METHODS, AT_INFO, NO_TOKENS, tokens } from './configs.ts';
 import { MANUAL, SOURCE } from './files.ts';
 import { FILE } from './gateway.ts';
 import { SIDE_BY_SIDE, test } from './guard.ts';
+import { table } from './rows.ts';
 import { LOADER } from './runtime.ts';
-import { BEARER, DASHBOARD, FROM, MESSAGE, OTHER, RECEIVE, SECRET, STRANGER } from './samples.ts';
+import { BEARER, DASHBOARD, DEFAULTS, FROM, MESSAGE, OTHER, RECEIVE, SECRET, STRANGER, TO } from './samples.ts';
 import { copiesOf, SPELLINGS } from './spellings.ts';
-import { start, startBoth, startGateway, startProcess } from './start.ts';
+import { program, start, startBoth, startGateway, startProcess } from './start.ts';
 
 suite('log', SIDE_BY_SIDE, () => {
   test('canary: a secret, by any method, valid or not, accepted or refused, appears in nothing that is emitted', async (t) => {
@@ -104,12 +105,43 @@ suite('log', SIDE_BY_SIDE, () => {
     const lines = [
       /^\S+Z warn {2}listening listen=http:\/\/127\.0\.0\.1:\d+ backend=http:\/\/127\.[\d.]+:\d+ tokens=3 names=test,other,old allow=info,receive,setup,send warning="the token \\"old\\" has expired"$/,
       /^\S+Z info {2}status=200 method=GET route=\/v1\/about token=test client=127\.0\.0\.1 auth=bearer ms=\d+ bytesOut=\d+ requestId=[\w-]{36}$/,
-      /^\S+Z warn {2}status=400 code=bad_json method=POST route=\/v2\/send token=other client=127\.0\.0\.1 auth=bearer ms=\d+ bytesIn=5 bytesOut=\d+ requestId=[\w-]{36}$/,
+      /^\S+Z warn {2}status=400 code=bad_json method=POST route=\/v2\/send token=other client=127\.0\.0\.1 auth=bearer detail="The body is not a JSON object: it ends before the object is complete, at byte 5\." ms=\d+ bytesIn=5 bytesOut=\d+ requestId=[\w-]{36}$/,
     ];
     for (const [i, line] of lines.entries()) assert.match(gateway.log[i]!, line);
     const { log } = await startGateway(t, backend, { ...NO_TOKENS, log: { format: 'text' } });
     assert.match(log[0]!, / warning="no tokens are configured: all requests are accepted without authentication"$/);
   });
+
+  test('the log is text unless JSON is asked for, and without a terminal too', async (t) => {
+    const child = start([], { GATEWAY_TOKENS: SECRET, GATEWAY_LISTEN: '127.0.0.1:0' }, program());
+    t.after(() => child.kill('SIGKILL'));
+    await until(() => child.output().includes('\n') || child.exitCode !== null, 'the first line');
+    assert.match(child.output(), /^\S+Z \w+ +listening listen=http/);
+  });
+
+  const DIGEST = createHash('sha256').update(SECRET).digest('hex');
+  const HOOK = { defaults: DEFAULTS, message: '{{text}}' };
+
+  table(
+    'the sentence of a refusal is in the log as detail, unless all refusals of its code have the same one',
+    { ...AT_INFO, ...tokens({ recipients: [TO], senders: [FROM], allow: ['send'] }, HOOK) },
+  )`
+    * bearer
+    {"number":"${FROM}","recipients":["${STRANGER}"],"message":"x"} → 403 recipient_not_allowed | detail=This token may not send to one of these recipients: a phone number that is not on its list ("recipients", or else those in "defaults").
+    {"number":"${STRANGER}","recipients":["${TO}"],"message":"x"} → 403 sender_not_allowed | detail=This token may use only the accounts on its list ("senders", or else the number in "defaults").
+    {"recipients":["${TO}"],"message":"x"} → 400 bad_field | detail=The field "number" must name the sending account, because this token may not use all of them.
+    GET /v1/receive/${FROM} → 403 endpoint_not_allowed | detail=This token may not use this endpoint; the word "receive" in its "allow" opens it.
+    GET /v2/send/x?a=%0a → 400 bad_target | detail=The URL is not accepted: it contains an encoded control character.
+    POST /v2/send/v2/send | {} → 404 unknown_endpoint | detail=The address has /v2/send twice; remove one of them.
+    POST /v1/register/${FROM} → 403 setup_blocked | detail=undefined
+    bearer wrong → 401 unauthorized | reason=unknown_token | detail=undefined
+    basic home:${SECRET} → 401 unauthorized | reason=wrong_user | detail=With Basic, the user is always "api", whatever the token is called; the token is the password.
+    Authorization: ${SECRET} → 401 unauthorized | detail=Write "Bearer" and a space before the token.
+    Authorization: Bearer ${DIGEST} → 401 unauthorized | reason=digest | detail=This is the digest of a token, which is for the gateway; give the client the secret.
+    none | GET /v1/about?@auth=${SECRET} → 401 unauthorized | reason=method_not_accepted | detail=The token is right, but it, or auth.methods, does not list the place where the client puts it.
+    * bearer ${OTHER}
+    {"private":"x"} → 400 bad_field | "top-level keys are \"private\"" | detail=The send would lack message; the response lists the body's top-level keys. Set what the webhook lacks in the token's "defaults", or in its "message" template if that found nothing in these keys.
+    {"text":"x","Recipients ":"x"} → 400 bad_field | "The field \"Recipients \" is not" | detail=The field "recipients" is not a field of a send; a send has "number", "recipients" and "base64_attachments".`;
 
   test('a log line names twenty tokens, and has the number of the others', async (t) => {
     for (const [count, end] of [[20, ''], [21, ',and 1 more']] as const) {
@@ -122,7 +154,7 @@ suite('log', SIDE_BY_SIDE, () => {
 
   /** The fields of a request's log line: those that the gateway makes, and those whose text a client has written. */
   const LINE_FIELDS = {
-    own: 'requestId client method route token auth status code reason hint bytesIn bytesOut ms'.split(' '),
+    own: 'requestId client method route token auth status code reason detail bytesIn bytesOut ms'.split(' '),
     written: ['origin'],
   };
 

@@ -428,7 +428,7 @@ suite('messages', SIDE_BY_SIDE, () => {
     * ${MADE} | {"message":"x"}
     ${MIB_BODY} ;; ${MIB_BODY} | Transfer-Encoding: chunked
     none | ${MIB_BODY.replace('{', `{"auth":"${SECRET}",`).replace('y'.repeat(50), '')}
-    * POST /v2/send | bearer → 413 body_too_large | "larger than 1MiB, the most that this gateway accepts here."
+    * POST /v2/send | bearer → 413 body_too_large | "larger than 1MiB, the most that this gateway accepts from a token with \"defaults\" or \"message\"; for large attachments, use one with \"senders\" and \"recipients\" instead."
     '${MIB_BODY} ' → bytesIn=0 ;; '${MIB_BODY} ' | Transfer-Encoding: chunked
     -- message = x -- f; filename="x" = ${'x'.repeat(MIB)}`;
 
