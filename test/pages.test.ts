@@ -162,7 +162,7 @@ suite('pages', SIDE_BY_SIDE, () => {
       if (major) assert.ok(offline && PACKAGE.devDependencies.tsx.startsWith(`^${major}.`), command);
       for (const [flag] of args!.matchAll(/--\w+/g)) assert.ok(HELP.includes(flag), command);
       const [word] = /^ [a-z]+/.exec(args!) ?? [];
-      if (word) assert.ok(HELP.includes(`gateway.ts${word} `), command);
+      if (word) assert.ok(HELP.includes(`gateway.mjs${word} `), command);
     }
     for (const script of groupsOf(ALL_PAGES, /npm run ([\w:]+)/g)) assert.ok(PACKAGE.scripts[script], script);
   });
