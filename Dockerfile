@@ -1,5 +1,5 @@
 # The gateway in a container:  docker build -t signal-gateway .     docker run --rm signal-gateway token
-# Its arguments are the gateway's, and its settings come from the environment, or from a file that you mount.
+# Its arguments are the gateway's, and its settings come from the environment, or from a file mounted as /gateway.json.
 
 FROM node:24-alpine AS node-amd64
 FROM node:24-alpine AS node-arm64
@@ -19,6 +19,8 @@ LABEL org.opencontainers.image.title="signal-gateway" \
   org.opencontainers.image.description="An authenticating gateway for signal-cli-rest-api" \
   org.opencontainers.image.licenses="MIT"
 COPY --from=compiled /gateway.mjs /
+# The gateway reads gateway.json in this folder.
+WORKDIR /
 # By number, so that Kubernetes can see that it is not root. The image's name for it is "node".
 USER 1000
 ENV GATEWAY_LISTEN=:8880

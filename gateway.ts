@@ -17,12 +17,12 @@
  *            →  body scanned while it streams, or made into a send (webhook, form, text)
  *            →  slot acquired, and the backend waited for → relayed once → response relayed → logged
  *
- * Run    node gateway.ts --demo                            (Node 22.18 or newer; before: npx tsx@4 gateway.ts --demo)
- *        GATEWAY_TOKENS=… GATEWAY_BACKEND_URL=http://signal-api:8080 node gateway.ts
- * Tokens node gateway.ts add NAME RECIPIENT…                   (makes a token in gateway.json, and prints its secret)
- *        node gateway.ts test NAME                             (sends a message as that token would)
- * Check  node gateway.ts --check                               (lists every mistake, or what each token may do)
- *        node gateway.ts render NAME                           (prints the send that a token would make from a payload)
+ * Run    node gateway.mjs --demo                           (gateway.mjs is this file, compiled; Node 20 or newer)
+ *        GATEWAY_TOKENS=… GATEWAY_BACKEND_URL=http://signal-api:8080 node gateway.mjs
+ * Tokens node gateway.mjs add NAME RECIPIENT…                  (makes a token in gateway.json, and prints its secret)
+ *        node gateway.mjs test NAME                            (sends a message as that token would)
+ * Check  node gateway.mjs --check                              (lists every mistake, or what each token may do)
+ *        node gateway.mjs render NAME                          (prints the send that a token would make from a payload)
  * Embed  import { createGateway } from './gateway.ts'          (importing does no work)
  *
  * Exit codes: 0 success; 1 a failure while running (the port is in use, the backend is down, `render` refuses the
@@ -5702,7 +5702,7 @@ function readSecret(secret: unknown) {
   ensure(!/^\s|\s$/.test(secret), 'starts or ends with white space');
   ensure(
     !/^(?:secret|digest)\s/.test(secret),
-    'begins with a word that "gateway.ts token" prints before it; keep only what follows',
+    'begins with a word that "gateway.mjs token" prints before it; keep only what follows',
   );
   ensure(
     !/sha256:|^(?=.*\s).*\b[0-9a-f]{64}\b/i.test(secret),
@@ -5710,7 +5710,7 @@ function readSecret(secret: unknown) {
   );
   ensure(
     secret.length >= SECRET_MIN_LENGTH,
-    'the secret is shorter than 16 characters; "gateway.ts token" makes a good one',
+    'the secret is shorter than 16 characters; "gateway.mjs token" makes a good one',
   );
   return {
     digest: digestOf(secret),
@@ -5720,7 +5720,7 @@ function readSecret(secret: unknown) {
 }
 
 /**
- * SHA-256, in hexadecimal. A slow hash would protect guessable passwords; a secret of `gateway.ts token` has 256 random
+ * SHA-256, in hexadecimal. A slow hash would protect guessable passwords; a secret of `gateway.mjs token` has 256 random
  * bits, and a slow hash at every request would overload a small computer.
  */
 function digestOf(secret: string) {
@@ -6527,20 +6527,20 @@ The groups of allow:
   setup       accounts, linking, devices, profiles: can take over the account
   metrics     GET /metrics: the gateway's own metrics, for Prometheus
 
-The manual: docs/settings.md, and the comments of GatewayConfig in this file.
+The manual: docs/settings.md, and the comments of GatewayConfig in gateway.ts.
 
 Usage:
 
-  gateway.ts [FLAGS]        run
-  gateway.ts --check        list every mistake, or what each token may do
-  gateway.ts --demo         run with a stand-in backend and a new token
-  gateway.ts add NAME RECIPIENT… [--from NUMBER] [--for CLIENT]
-                            make a token for a client, in the file
-  gateway.ts test NAME [RECIPIENT]
-                            send a message as that token would
-  gateway.ts render NAME    print the send that a token makes from stdin
-  gateway.ts token [NAME]   make a secret, and its digest
-  gateway.ts hash           print the digest of a secret on standard input
+  gateway.mjs [FLAGS]        run
+  gateway.mjs --check        list every mistake, or what each token may do
+  gateway.mjs --demo         run with a stand-in backend and a new token
+  gateway.mjs add NAME RECIPIENT… [--from NUMBER] [--for CLIENT]
+                             make a token for a client, in the file
+  gateway.mjs test NAME [RECIPIENT]
+                             send a message as that token would
+  gateway.mjs render NAME    print the send that a token makes from stdin
+  gateway.mjs token [NAME]   make a secret, and its digest
+  gateway.mjs hash           print the digest of a secret on standard input
 
 Flags: --config FILE, --listen HOST:PORT, --backend URL, --help, --version.
 ${clients}
@@ -6549,7 +6549,7 @@ running requests finish; the same signal again cuts them off.
 
 Run it for this machine alone, in front of the backend at this address:
 
-  gateway.ts --backend http://192.168.1.5:8080`;
+  gateway.mjs --backend http://192.168.1.5:8080`;
 }
 
 /** Creates a secret for the client, its digest for the configuration and, with a name, the token's line in the file. */

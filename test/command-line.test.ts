@@ -93,7 +93,7 @@ suite('command-line', SIDE_BY_SIDE, () => {
     const [last = '', ...above] = stdout.split(/\n(?=Usage:)/).reverse();
     assert.ok(last.split('\n').length <= 24 && above.length === 1, last);
     for (const word of wordsOf(words).slice(0, 8)) assert.ok(last.includes(word), word);
-    assert.match(last, /^ {2}gateway\.ts --backend http:\S+$/m, 'an example');
+    assert.match(last, /^ {2}gateway\.mjs --backend http:\S+$/m, 'an example');
     assert.deepEqual(await cli(['--version']), { code: 0, stdout: `${PACKAGE.version}\n`, stderr: '' });
   });
 

@@ -139,7 +139,7 @@ suite('config', SIDE_BY_SIDE, () => {
     {"tokens":{X}} → tokens[0]: must be an object with "secret" or "secretFile" | for: "a":"${SECRET}", "${SECRET}":"grafana"
     {"tokens":{"a":{}}} → tokens.a: needs exactly one of "secret" and "secretFile"
     @ {"secretFile":"/x"} → tokens.test: needs exactly one of "secret" and "secretFile"
-    @ {"secret":"X"} → tokens.test.secret: the secret is shorter than 16 characters; "gateway.ts token" makes a good one | for: short, of-15-character
+    @ {"secret":"X"} → tokens.test.secret: the secret is shorter than 16 characters; "gateway.mjs token" makes a good one | for: short, of-15-character
     @ {"secret":17} → tokens.test.secret: must be a string
     @ {"secret":"sha256:12"} → tokens.test.secret: after "sha256:" there must be 64 hexadecimal digits, as "gateway.ts token" prints them
     @ {"secret":"${SECRET}\n"} → tokens.test.secret: has several lines, or a control character; keep one line with only the secret
@@ -225,7 +225,7 @@ suite('config', SIDE_BY_SIDE, () => {
     const none = 'contains no token; remove it to run without tokens';
     const empty = 'is set but empty; unset it, or give it a value';
     const nameless = 'is a name without a secret, or a secret that ends in "=", which needs a name: write name=SECRET';
-    const short = 'the secret is shorter than 16 characters; "gateway.ts token" makes a good one';
+    const short = 'the secret is shorter than 16 characters; "gateway.mjs token" makes a good one';
     const cwd = process.cwd();
     const open = '"GATEWAY_LISTEN":"0.0.0.0:8880"';
     const API = `"GATEWAY_TOKENS":"${SECRET}"`;
@@ -498,7 +498,7 @@ suite('config', SIDE_BY_SIDE, () => {
     ];
     const digest = hashOf(SECRET);
     const pasted = 'contains a digest and more; write "sha256:" and its 64 digits, and nothing else';
-    const word = 'begins with a word that "gateway.ts token" prints before it; keep only what follows';
+    const word = 'begins with a word that "gateway.mjs token" prints before it; keep only what follows';
     const remark = 'the-phone-of-my-wife';
     const spaced = [`${SECRET} ${remark}`, `${SECRET}\t${remark}`, `${SECRET} # ${remark}`, `${SECRET} //${remark}`];
     spaced.push(

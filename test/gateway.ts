@@ -2,7 +2,7 @@
 
 import './clock.ts';
 
-/** The file under test. TEST_GATEWAY_FILE names another one than the source, such as dist/gateway.js. */
+/** The file under test. TEST_GATEWAY_FILE names another one than the source, such as gateway.mjs. */
 export const FILE = new URL(process.env.TEST_GATEWAY_FILE ?? 'gateway.ts', new URL('..', import.meta.url));
 
 export const {

@@ -1,6 +1,6 @@
 import { execFile } from 'node:child_process';
 import { existsSync, readdirSync } from 'node:fs';
-import { cp, mkdir, symlink } from 'node:fs/promises';
+import { cp, mkdir, symlink, writeFile } from 'node:fs/promises';
 import { dirname, join } from 'node:path';
 import { promisify } from 'node:util';
 import { assert } from './assertions.ts';
@@ -10,13 +10,13 @@ import { test } from './guard.ts';
 import { isNode } from './runtime.ts';
 import { type Program, runProcess, startDemo } from './start.ts';
 
-test('npm pack makes a package that runs under its own name once installed', {
+test('npm pack makes a package that runs under its own name once installed, and declares its types', {
   skip: !isNode && 'npm is for Node',
 }, async (t) => {
   const dir = folder(t);
   const [source, home] = [join(dir, 'source'), join(dir, 'home')];
-  // Packed from a copy, because packing compiles first, and the dist/ here may be the file under test.
-  const filter = (path: string): boolean => !/[\\/](?:\.git|node_modules|dist|signal-data)$/.test(path);
+  // Packed from a copy, because packing compiles first, and the gateway.mjs here may be the file under test.
+  const filter = (path: string): boolean => !/[\\/](?:\.git|node_modules|dist|gateway\.mjs|signal-data)$/.test(path);
   await cp(HERE, source, { recursive: true, filter });
   await symlink(join(HERE, 'node_modules'), join(source, 'node_modules'));
   await mkdir(home);
@@ -35,4 +35,18 @@ test('npm pack makes a package that runs under its own name once installed', {
   await close();
   const code = `import('${PACKAGE.name}').then((m) => m.createGateway({}))`;
   await promisify(execFile)(process.execPath, ['-e', code], { cwd: home });
+  // Its types are declared.
+  const typed = join(home, 'typed.mts');
+  await writeFile(
+    typed,
+    `import { createGateway, type GatewayConfig } from '${PACKAGE.name}';
+const config: GatewayConfig = { listen: '127.0.0.1:0' };
+createGateway(config) satisfies { close(): Promise<void> };
+// @ts-expect-error
+createGateway({ listen: 1 });
+`,
+  );
+  const types = ['--typeRoots', join(HERE, 'node_modules/@types'), '--types', 'node', '--skipLibCheck'];
+  const options = ['--ignoreConfig', '--noEmit', '--strict', '--module', 'nodenext', ...types];
+  await promisify(execFile)(join(HERE, 'node_modules/.bin/tsc'), [typed, ...options], { cwd: home });
 });

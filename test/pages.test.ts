@@ -21,7 +21,7 @@ import {
 } from './files.ts';
 import { KNOWN_ROUTES } from './gateway.ts';
 import { SIDE_BY_SIDE, test } from './guard.ts';
-import { BEARER, MESSAGE, MIB } from './samples.ts';
+import { BEARER, MESSAGE, MIB, SECRET } from './samples.ts';
 import { cli, startGateway } from './start.ts';
 
 const { stdout: HELP } = await cli(['--help']);
@@ -162,7 +162,7 @@ suite('pages', SIDE_BY_SIDE, () => {
       if (major) assert.ok(offline && PACKAGE.devDependencies.tsx.startsWith(`^${major}.`), command);
       for (const [flag] of args!.matchAll(/--\w+/g)) assert.ok(HELP.includes(flag), command);
       const [word] = /^ [a-z]+/.exec(args!) ?? [];
-      if (word) assert.ok(HELP.includes(`gateway.ts${word} `), command);
+      if (word) assert.ok(HELP.includes(`gateway.mjs${word} `), command);
     }
     for (const script of groupsOf(ALL_PAGES, /npm run ([\w:]+)/g)) assert.ok(PACKAGE.scripts[script], script);
   });
@@ -207,19 +207,43 @@ suite('pages', SIDE_BY_SIDE, () => {
     }
   });
 
-  test('docker run, the compose file and the unit start the gateway in the same way', () => {
+  test('the compose file is a whole configuration: one token, confined, once it has a secret', async () => {
     const [backend = '', service = ''] = blocks('yaml', README)[0]!.split('  gateway:');
-    const [run] = /^docker run [^]*?node \S+ \/gateway\.ts$/m.exec(README)!;
-    const [, environment] = /^Environment=(.*)$/m.exec(blocks('ini', PAGES['docs/operating.md'])[0]!)!;
-    const variables = Array.from(service.matchAll(/^ {6}([A-Z_]+): "?([^"\n]*)"?$/gm), ([, ...pair]) => pair.join('='));
-    assert.deepEqual(groupsOf(run, /-e ([A-Z_]+=\S+)/g), variables);
-    assert.deepEqual(groupsOf(environment!, /([A-Z_]+)=/g), groupsOf(variables.join('\n'), /^([A-Z_]+)=/gm));
-    const [, image, command] = /image: (.*)[^]*command: (\[.*\])/.exec(service)!;
-    const mounts = ['gateway.ts:/gateway.ts:ro', 'gateway.json:/gateway.json:ro'];
-    for (const part of [`${image} ${JSON.parse(command!).join(' ')}`, ...mounts]) assert.ok(run.includes(part), part);
-    const options = { 'user: node': '--user node', 'init: true': '--init', 'read_only: true': '--read-only' };
-    for (const [key, option] of Object.entries(options)) assert.ok(service.includes(key) && run.includes(option), key);
     assert.doesNotMatch(backend, /^ +ports:/m, 'the backend has no port');
+    assert.doesNotMatch(service, /volumes:|command:/);
+    const pairs = Array.from(
+      service.matchAll(/^ {6}([A-Z_]+): (?:"([^"]*)"|(\S+))/gm),
+      ([, name, quoted, plain]) => [name!, quoted ?? plain!] as const,
+    );
+    const env = Object.fromEntries(pairs);
+    const names = ['GATEWAY_TOKENS', 'GATEWAY_DEFAULTS_NUMBER', 'GATEWAY_DEFAULTS_RECIPIENTS', 'GATEWAY_BACKEND_URL'];
+    assert.deepEqual(Object.keys(env), names);
+    const check = (env: NodeJS.ProcessEnv) => cli(['--check'], { env: { ...env, GATEWAY_LISTEN: ':8880' } });
+    const asItIs = await check(env);
+    assert.equal(asItIs.code, 2, 'nothing starts before there is a secret');
+    assert.match(asItIs.stderr, /the secret is shorter than 16 characters/);
+    const { code, stdout } = await check({ ...env, GATEWAY_TOKENS: env.GATEWAY_TOKENS!.replace(/=.*/, `=${SECRET}`) });
+    assert.equal(code, 0, stdout);
+    assert.match(stdout, /sends from +\+15550100001\n +sends to +\+15550100002\n/);
+  });
+
+  test('docker run and the compose file start the gateway in the same way', () => {
+    const service = blocks('yaml', README)[0]!.split('  gateway:')[1]!;
+    const mount = /^ +- \.\/(gateway\.json:\S+)$/m.exec(README)![1]!;
+    const [run] = /^docker run -d [^]*?\n(?=```)/m.exec(README)!;
+    const [, image] = /image: (.*)/.exec(service)!;
+    for (const part of [image!, `"$PWD/${mount}"`, /GATEWAY_BACKEND_URL: (.*)/.exec(service)![1]!]) {
+      assert.ok(run.includes(part), part);
+    }
+    const options = {
+      'init: true': '--init',
+      'read_only: true': '--read-only',
+      'cap_drop: [ALL]': '--cap-drop ALL',
+      'no-new-privileges': '--security-opt no-new-privileges',
+    };
+    for (const [key, option] of Object.entries(options)) assert.ok(service.includes(key) && run.includes(option), key);
+    const [, folder] = /^WORKDIR (.*)$/m.exec(read('Dockerfile'))!;
+    assert.equal(join(folder!, 'gateway.json'), mount.split(':')[1], 'the image reads what is mounted');
   });
 
   test('every example that starts Node for good limits its young generation, as the benchmark measures it', () => {
@@ -229,8 +253,7 @@ suite('pages', SIDE_BY_SIDE, () => {
       ALL_PAGES + dockerfile,
       /^ *((?:command: |ENTRYPOINT )\["node".*\]|ExecStart=\/usr\/bin\/node.*)/gm,
     );
-    starts.push(...groupsOf(README, /^docker run -d ([^]*?)```/gm));
-    assert.equal(starts.length, 6, starts.join('\n')); // compose twice, a pod, a unit, docker run, the image
+    assert.equal(starts.length, 2, starts.join('\n')); // a unit, and the image
     for (const start of starts) assert.ok(start.includes(option!), start);
   });
 

@@ -1,7 +1,7 @@
 /**
  * Starts the gateway as a process, as its users do. The environment variable TEST_COMMAND names another command:
  *
- *     TEST_COMMAND='node dist/gateway.js'
+ *     TEST_COMMAND='node gateway.mjs'
  *     TEST_COMMAND='deno run -A gateway.ts'
  *     TEST_COMMAND='docker run --rm --network host -v {dir}:{dir}:ro IMAGE'
  *

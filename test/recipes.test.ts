@@ -268,7 +268,7 @@ suite('recipes', SIDE_BY_SIDE, () => {
     const headings = (section: string): string[] => groupsOf(sectionOf(section), /^### (.*)$/gm);
     assert.deepEqual(headings('Webhooks'), [...RECIPES.map(({ heading }) => heading), 'Another sender']);
     assert.deepEqual(headings('Scripts and devices'), SCRIPTS);
-    const [, json, name] = /^echo '(.*)' \|\n.* --config gateway\.json render (.*)$/m.exec(COOKBOOK)!;
+    const [, json, name] = /^echo '(.*)' \|\n +node gateway\.mjs render (.*)$/m.exec(COOKBOOK)!;
     const file = fileWith(t, JSON.stringify(recipeConfig('Alertmanager')).replace(/sha256:PASTE[^"]*/, SECRET));
     const { code, stdout } = await cli(['--config', file, 'render', name!], { input: json! });
     const message = 'Alerts for phone\nfiring: DiskFull\n3% left';

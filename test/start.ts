@@ -122,7 +122,7 @@ export function program(): Program {
     mkdirSync(cache, { recursive: true });
     const dir = mkdtempSync(join(cache, 'new-'));
     const words: Record<string, string> = { 'dist': dir, 'gateway.ts': fileURLToPath(FILE) };
-    const [tsc, ...args] = PACKAGE.scripts.build.split(' ').map((word: string) => words[word] ?? word);
+    const [tsc, ...args] = PACKAGE.scripts.compile.split(' ').map((word: string) => words[word] ?? word);
     const { status, stdout, stderr } = spawnSync(join(HERE, 'node_modules/.bin', tsc), args, {
       cwd: HERE,
       encoding: 'utf8',
