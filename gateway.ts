@@ -14,7 +14,7 @@
  *   A request:  preflight answered → target made canonical, or 400 → client address checked
  *            →  credential found and removed → token, its expiry and its method checked → cross-site check
  *            →  endpoint on the token's allowlist → the token's rate
- *            →  body scanned while it streams, or made into a send (webhook, form, text)
+ *            →  body scanned while it streams, or made into a message (webhook, form, text)
  *            →  slot acquired, and the backend waited for → relayed once → response relayed → logged
  *
  * Run    node gateway.mjs --demo                           (gateway.mjs is this file, compiled; Node 20 or newer)
@@ -32,7 +32,7 @@
  * only functions of sections below it, but for the scanner of bodies, which reads configuration files too. The
  * commands come last and may call everything.
  *   PUBLIC TYPES · SETTINGS · FIXED LIMITS · PROBLEMS · ROUTES · GATEWAY · PIPELINE · TARGET · CREDENTIALS · ORIGINS ·
- *   ENDPOINTS · RATE · METRICS · REQUEST BODY · SENDS · TEMPLATES · POLICY · BODY SCAN · RELAY · GATE AND SLOTS ·
+ *   ENDPOINTS · RATE · METRICS · REQUEST BODY · MESSAGES · TEMPLATES · POLICY · BODY SCAN · RELAY · GATE AND SLOTS ·
  *   CONNECT · WEBSOCKETS · READING · RESPONSES · ADDRESSES · LOG · LOADING · READERS · DEMO · ADD AND TEST ·
  *   COMMAND LINE · EXPORTS
  *
@@ -258,7 +258,7 @@ interface TokenConfig {
   expires?: string;
   /**
    * Fields that the gateway adds to a send if the body lacks them. With `defaults` or `message`, a POST to /v2/send is
-   * not relayed unchanged: the gateway makes a new send from the body, which may be JSON, a form or text. Without
+   * not relayed unchanged: the gateway builds a message from the body, which may be JSON, a form or text. Without
    * `senders` and `recipients`, the token may use only this number and these recipients. With `text_mode` "styled", the
    * backend interprets markup such as `**bold**` in a message.
    */
@@ -986,7 +986,7 @@ function declares(route: Route | undefined, fact: Fact) {
   return route !== undefined && route.facts.includes(fact);
 }
 
-/** The route of a send. A token that makes sends may be allowed to GET it; the backend then gets a POST. */
+/** The route of a send. A token that builds messages may be allowed to GET it; the backend then gets a POST. */
 const SEND_ROUTE = ROUTES.find(({ template }) => template === '/v2/send')!;
 
 /** The gateway's own metrics. Only the word `metrics` or the pattern `GET /metrics` opens them. */
@@ -1599,8 +1599,8 @@ class Exchange {
   target: Target | undefined;
   credential: Credential | undefined;
   token: Token | undefined;
-  /** Whether the gateway makes a send from the body, or from the query of a GET, and relays that instead. */
-  isMadeSend = false;
+  /** Whether the gateway builds a message from the body, or from the query of a GET, and relays that instead. */
+  isBuiltMessage = false;
 
   // Further fields of the log line.
   route: string | undefined;
@@ -1725,7 +1725,7 @@ class Exchange {
 }
 
 /** Whether the connection closes after a response whose head is about to be written. */
-function isLastResponse({ core, connection, req, res, isMadeSend }: Exchange) {
+function isLastResponse({ core, connection, req, res, isBuiltMessage }: Exchange) {
   if (connection.isClosing || core.draining) return true;
   // The client's `Connection` header, as node:http reads it.
   if (!res.shouldKeepAlive) return true;
@@ -1734,7 +1734,7 @@ function isLastResponse({ core, connection, req, res, isMadeSend }: Exchange) {
   // node:http closes the connection after an HTTP/1.0 response of unknown length.
   if (req.httpVersion === '1.0') return true;
   // HTTP libraries retry a GET on a kept connection that broke, and this GET sends.
-  if (isMadeSend && req.method === 'GET') return true;
+  if (isBuiltMessage && req.method === 'GET') return true;
   // UNTIL Node keeps the bytes after a declined upgrade: it loses them, and parses the next piece of the body as a
   // separate request (test "a request hidden in the body").
   if (req.headers.upgrade !== undefined || req.method === 'CONNECT') return true;
@@ -1789,12 +1789,12 @@ async function handle(exchange: Exchange, isUpgrade: boolean) {
     if (target.route === METRICS_ROUTE) return respondText(exchange, core.metrics.render(core), METRICS_TYPE);
 
     // The first 64 KiB of the body are checked before the backend is contacted; a larger body is checked further while
-    // it streams. If the gateway makes a send from the body, that send is checked.
-    exchange.isMadeSend = makesSends(token) && target.route === SEND_ROUTE;
-    const content = exchange.isMadeSend ? await readSend(exchange, body) : await body.readChecked();
+    // it streams. If the gateway builds a message from the body, that send is checked.
+    exchange.isBuiltMessage = buildsMessages(token) && target.route === SEND_ROUTE;
+    const content = exchange.isBuiltMessage ? await readMessage(exchange, body) : await body.readChecked();
 
     // Only once: see `relay`. A made send is not a WebSocket.
-    await relay(exchange, content, isUpgrade && !exchange.isMadeSend);
+    await relay(exchange, content, isUpgrade && !exchange.isBuiltMessage);
     // The rules may have changed during the handshake, or a shutdown may have begun.
     if (exchange.stage === 'tunnel') closeStaleTunnels(core);
   } catch (error) {
@@ -2350,7 +2350,7 @@ function findGrant(token: Token, target: Target) {
   const { groups, patterns } = token.allow;
   const { segments, route } = target;
   // Only its own pattern opens a send by GET, because `GET *` is meant to allow reads. The same holds for the metrics.
-  if (target.isSendByGet) return makesSends(token) && groups.has('GET /v2/send') ? 'named' : undefined;
+  if (target.isSendByGet) return buildsMessages(token) && groups.has('GET /v2/send') ? 'named' : undefined;
   if (route === METRICS_ROUTE) return groups.has('metrics') || groups.has('GET /metrics') ? 'named' : undefined;
   const matches = patterns.filter((pattern) => patternMatches(pattern, target));
   if (matches.some(({ parts }) => !/[*:]/.test(prefixOf(parts)))) return 'named';
@@ -2618,7 +2618,7 @@ class RequestBody {
     yield* this.#chunksRead;
   }
 
-  /** Reads the whole body into memory, to make a send from it. */
+  /** Reads the whole body into memory, to build a message from it. */
   async readWhole() {
     this.#limitBytes = Math.min(PAYLOAD_LIMIT_BYTES, this.#limitBytes);
     this.#checkLength(this.length);
@@ -2630,7 +2630,7 @@ class RequestBody {
   }
 
   /**
-   * Counts bytes in memory until the request is over: those of the body, and later those of the send made from it. The
+   * Counts bytes in memory until the request is over: those of the body, and later those of the message built from it. The
    * larger number counts. If there are several tokens, each may use half of HELD_LIMIT_BYTES.
    */
   countHeld(bytes: number) {
@@ -2646,7 +2646,7 @@ class RequestBody {
 
   /** Checks the declared length, or the number of bytes read so far. */
   #checkLength(bytes = 0) {
-    if (bytes > this.#limitBytes) throw tooLarge(this.#limitBytes, this.#exchange.isMadeSend);
+    if (bytes > this.#limitBytes) throw tooLarge(this.#limitBytes, this.#exchange.isBuiltMessage);
   }
 
   /**
@@ -2714,10 +2714,10 @@ class RequestBody {
 
 // #endregion
 
-// #region SENDS
+// #region MESSAGES
 // Grafana, GitHub and others post JSON of their own shape; scripts and devices post a line of text, or an HTML form. If
-// the token has `defaults` or `message`, the gateway builds a new send from the posted body. It contains only the
-// fields of a send, and the text that the template rendered. Here, "payload" is the posted body as an object, "send" is
+// the token has `defaults` or `message`, the gateway builds a message from the posted body. It contains only the
+// fields of a message, and the text that the template rendered. Here, "payload" is the posted body as an object, "message" is
 // the body that goes to the backend, and "form" is an HTML form.
 
 /** A JSON object, such as a payload or a send. */
@@ -2727,7 +2727,7 @@ type JsonObject = Record<string, unknown>;
 type Pair = readonly [name: string, value: string];
 
 /** The fields of a send that are taken from a payload. `recipient` is not one: the backend does not document it. */
-const SEND_FIELDS =
+const MESSAGE_FIELDS =
   ('message number recipients text_mode base64_attachments sticker mentions quote_timestamp quote_author quote_message ' +
     'quote_mentions edit_timestamp notify_self view_once link_preview').split(' ');
 
@@ -2763,17 +2763,17 @@ function cleanText(value: string) {
   return /[^\n -~]/.test(value) ? value.replace(NOT_TEXT, '') : value;
 }
 
-/** Whether the gateway makes a send from each body that this token posts to /v2/send, whatever the body is. */
-function makesSends({ defaults, message }: Token) {
+/** Whether the gateway builds a message from each body that this token posts to /v2/send, whatever the body is. */
+function buildsMessages({ defaults, message }: Token) {
   return defaults !== undefined || message !== undefined;
 }
 
 /**
- * Makes a send from the body, or from the query of a GET, and checks the send. A payload may take twenty times the
+ * Builds a message from the body, or from the query of a GET, and checks it. A payload may take twenty times the
  * memory of its text, so none of it outlives this function, however long the request waits.
  * The query of a POST is ignored, so it may not name a field that must not be lost.
  */
-async function readSend(exchange: Exchange, body: RequestBody) {
+async function readMessage(exchange: Exchange, body: RequestBody) {
   const token = exchange.token!;
   const target = exchange.target!;
   exchange.target = { ...target, method: SEND_ROUTE.method, query: '' };
@@ -2785,11 +2785,11 @@ async function readSend(exchange: Exchange, body: RequestBody) {
   const payload = target.isSendByGet
     ? readForm(target.query, token)
     : readPayload(token, await body.readWhole(), exchange.req.headers['content-type']);
-  const made = makeSend(token, payload);
+  const made = buildMessage(token, payload);
   // A client that repeats its token in the text, as in "Door 1\n@auth=TOKEN", would show it to everyone who reads it.
   const secret = exchange.credential?.secret;
   if (secret && String(made.message ?? '').includes(secret)) throw badField('message', 'contains the API token');
-  const send = checkSend(token, made);
+  const send = checkMessage(token, made);
   // The longest are made of JSON with numbers such as 1e20, which JSON.stringify writes out: 1 MiB becomes 4.4 MiB.
   body.countHeld(send.length);
   return send;
@@ -2931,7 +2931,7 @@ function looksLikeForm({ message: template }: Token, text: string) {
   const known = new Set(['message', 'payload', 'data', ...template?.names ?? []]);
   const showsForm = (name: string) => known.has(name) || /^(?:recipients?|auth)$/.test(plainName(name));
   const [first = ''] = names;
-  const beginsForm = FORM_PAIR.test(text) && (SEND_FIELDS.includes(first) || isNeverDropped(first));
+  const beginsForm = FORM_PAIR.test(text) && (MESSAGE_FIELDS.includes(first) || isNeverDropped(first));
   return beginsForm || names.some(showsForm);
 }
 
@@ -2979,15 +2979,15 @@ function readFields(pairs: Iterable<Pair>, token: Token) {
     if (payload.base64_attachments == null) return { ...payload, base64_attachments };
   }
   // Next to other fields, this JSON is not a field of a send, so its recipients would be lost with it.
-  const lost = payloads.flatMap((json) => Object.keys(sendFields(token, json))).find(isNeverDropped);
+  const lost = payloads.flatMap((json) => Object.keys(messageFields(token, json))).find(isNeverDropped);
   if (lost) throw badField(nameToShow(lost), 'is in a JSON field next to other fields, and would be lost');
   return fields;
 }
 
-/** The send of a payload: the defaults, the payload's fields over them, and the template's message over both. */
-function makeSend(token: Token, payload: JsonObject) {
+/** The message of a payload: the defaults, the payload's fields over them, and the template's message over both. */
+function buildMessage(token: Token, payload: JsonObject) {
   const { defaults, message: template } = token;
-  const send: JsonObject = { ...defaults, ...sendFields(token, payload) };
+  const send: JsonObject = { ...defaults, ...messageFields(token, payload) };
   if (template) {
     const { text, hasFound } = template.render(payload);
     const findsNothing = template.hasVariables && !hasFound; // then the words around the variables say nothing
@@ -3000,7 +3000,7 @@ function makeSend(token: Token, payload: JsonObject) {
   const needed = isWordless ? ['number', 'recipients'] : ['message', 'number', 'recipients'];
   const missing = needed.filter((name) => isBlank(send[name]));
   if (missing.length === 0) return send;
-  const keys = Object.keys(payload).map((key) => SEND_FIELDS.includes(key) ? `"${key}"` : showValue(key, '…'));
+  const keys = Object.keys(payload).map((key) => MESSAGE_FIELDS.includes(key) ? `"${key}"` : showValue(key, '…'));
   const reason = `no_${missing.join(',no_')}`;
   if (keys.length === 0) {
     const detail = 'The body has no field but "auth", or none; post the message as text, as a form, or as JSON.';
@@ -3016,7 +3016,7 @@ function makeSend(token: Token, payload: JsonObject) {
 }
 
 /** The fields of a send that a payload has. */
-function sendFields(token: Token, payload: JsonObject) {
+function messageFields(token: Token, payload: JsonObject) {
   const fields: JsonObject = {};
   const recipients: unknown[] = [];
   for (const [key, value] of Object.entries(payload)) {
@@ -3026,7 +3026,7 @@ function sendFields(token: Token, payload: JsonObject) {
       // `recipients[0]`, `recipients[1]`: a copy of the list for each of 45,000 would block the process for 20 s.
       for (const recipient of [value].flat()) recipients.push(recipient);
       fields[name] = recipients; // an empty list, too, stands in place of the default one
-    } else if (SEND_FIELDS.includes(name)) fields[name] = name in LIST_KEYS ? [value].flat() : value;
+    } else if (MESSAGE_FIELDS.includes(name)) fields[name] = name in LIST_KEYS ? [value].flat() : value;
     else if (name === 'recipient' && value === '' && !isBlank(payload.recipients)) continue; // the backend ignores it too
     else if (isNeverDropped(name)) throw badField(nameToShow(name), NO_FIELD);
   }
@@ -3094,10 +3094,10 @@ function isBlank(value: unknown = '') {
 }
 
 /**
- * Checks a send as if a client had sent it.
+ * Checks a message as if a client had sent it.
  * @returns the body for the backend.
  */
-function checkSend(token: Token, send: object) {
+function checkMessage(token: Token, send: object) {
   const bytes = Buffer.from(JSON.stringify(send));
   checkFields(token, SEND_ROUTE, BodyScan.fieldsOf(bytes, 'all'));
   return bytes;
@@ -3914,7 +3914,7 @@ function requestFor(exchange: Exchange, content: Content, isUpgrade: boolean) {
  * Builds the headers for the backend from those of the client, without the body's length. Does not change the request.
  * @returns name and value in turn.
  */
-function outboundHeaders({ req, rules, client, requestId, isMadeSend }: Exchange) {
+function outboundHeaders({ req, rules, client, requestId, isBuiltMessage }: Exchange) {
   const { url, authorization } = rules['backend.url'];
   const own = new Map([
     ['host', url.host],
@@ -3926,12 +3926,12 @@ function outboundHeaders({ req, rules, client, requestId, isMadeSend }: Exchange
   const host = req.headers.host?.replace(/^.*@/, ''); // some clients leave the userinfo of a URL in it
   if (host) own.set('x-forwarded-host', host);
   if (authorization) own.set('authorization', authorization);
-  if (isMadeSend) own.set('content-type', 'application/json');
+  if (isBuiltMessage) own.set('content-type', 'application/json');
   // No field of the client has a name of the gateway's own, so a client can neither set these nor strip them by naming
   // them in Connection.
   const isDropped = (name: string) =>
     own.has(name) || NOT_TO_BACKEND.has(name) || /^x-(?:forwarded|original)-/.test(name) ||
-    (isMadeSend && name.startsWith('content-')); // these describe the client's body
+    (isBuiltMessage && name.startsWith('content-')); // these describe the client's body
   return [...endToEndFields(req, isDropped), ...[...own].flat()];
 }
 
@@ -4592,13 +4592,13 @@ const MEDIA_TYPE = /^(audio|video|image)\/(?!svg|[\w.+-]*xml)[\w.+-]+ *(?:;[^,]*
  * @returns name and value in turn.
  */
 function headersForClient(exchange: Exchange, incoming: IncomingMessage) {
-  const { req: { method }, target, isMadeSend } = exchange;
+  const { req: { method }, target, isBuiltMessage } = exchange;
   const { statusCode: status = 0, rawHeaders } = incoming;
   const own = ownHeaders(exchange);
   if (method === 'GET' && target!.segments[0] !== 'swagger') {
     own['X-Content-Type-Options'] = 'nosniff';
     // Otherwise browsers keep received messages on disk, and a cache could answer a send by GET.
-    if (isMadeSend || headerValues(rawHeaders, 'cache-control').length === 0) own['Cache-Control'] = 'no-store';
+    if (isBuiltMessage || headerValues(rawHeaders, 'cache-control').length === 0) own['Cache-Control'] = 'no-store';
     let type = headerValues(rawHeaders, 'content-type').at(-1) ?? ''; // the last of several counts
     if (/mpegurl/i.test(type)) own['Content-Type'] = type = 'text/plain';
     const [, kind = ''] = MEDIA_TYPE.exec(type.toLowerCase()) ?? [];
@@ -5757,7 +5757,7 @@ function startDemoBackend() {
  * first is the shortest, and has no quotes, which cmd.exe, PowerShell and sh read differently. The log lines of
  * requests would hide the messages, so only the level debug shows them.
  */
-async function runDemo(listen: string, level?: string) {
+async function runDemo(listen: string, level?: string, format = 'text') {
   const backend = startDemoBackend();
   await once(backend, 'listening');
   const number = '+15550100001';
@@ -5767,6 +5767,7 @@ async function runDemo(listen: string, level?: string) {
     backend: { url: `http://127.0.0.1:${(backend.address() as AddressInfo).port}` },
     listen,
     auth: { methods: METHOD_NAMES },
+    log: { format: format as 'text' | 'json' },
     tokens: { demo: { secret, defaults: { number, recipients: [recipient] } } },
   }, { log: (line) => level !== 'debug' && /\bstatus["=]/.test(line) || writeOut(`${line}\n`) });
   stopOnSignal(gateway.server, gateway.close);
@@ -6331,7 +6332,7 @@ async function testToken(settings: Settings, name: string, word: string | undefi
   if (word !== undefined) checkWord(word, 0);
   const account = await findAccount(settings, number);
   const recipients = word === undefined ? own : (await findRecipients(settings, account, [word])).map(({ id }) => id);
-  const body = checkSend(token, { message: 'Test of the gateway', ...token.defaults, number: account, recipients });
+  const body = checkMessage(token, { message: 'Test of the gateway', ...token.defaults, number: account, recipients });
   const { status, text } = await askBackendFor(settings, '/v2/send', { method: 'POST', body }, TIMER_LIMIT_MS);
   const said = `from ${account} to ${joinFirst(recipients, ', ')}: the backend answers ${status} ${showAnswer(text)}`;
   // Newer backends answer 201 although some recipients got nothing, and name them in "errors".
@@ -6402,7 +6403,11 @@ async function runCommand(args: string[], env: NodeJS.ProcessEnv, stdin: () => B
       env[TOKENS_FILE];
     const isAlone = (command ?? values.check ?? configured) === undefined;
     ensure(isAlone, '--demo brings its own backend and token, so it cannot be combined with configured ones');
-    return runDemo(values.listen ?? env[variableOf('listen')] ?? SETTINGS.listen[2], env[variableOf('log.level')]);
+    return runDemo(
+      values.listen ?? env[variableOf('listen')] ?? SETTINGS.listen[2],
+      env[variableOf('log.level')],
+      env[variableOf('log.format')],
+    );
   }
   // `--check`, `render`, a start and a reload all load in the same way, so the configuration that was checked is the
   // one that runs.
@@ -6412,7 +6417,7 @@ async function runCommand(args: string[], env: NodeJS.ProcessEnv, stdin: () => B
   const load = () => loadSettings({ file, env, flags: values });
   const settings = load();
   if (values.check) return printCheck(settings);
-  if (isRender) return renderSend(settings, rest[0]!, stdin());
+  if (isRender) return renderMessage(settings, rest[0]!, stdin());
   if (isTest) return testToken(settings, rest[0]!, rest[1], values.from);
   const core = makeCore(settings, makeRules(settings), {});
   stopOnSignal(core.server, () => closeGateway(core));
@@ -6598,7 +6603,7 @@ function describeToken(token: Token) {
     'reads': !acts && reads && accounts,
     'rate': token.rate?.written ?? 'no limit',
     'from': words(token.clients?.written) || 'any address',
-    'webhooks': makesSends(token) && describeSends(token),
+    'webhooks': buildsMessages(token) && describeMessages(token),
     'expires': token.expires === Infinity ? 'never' : new Date(token.expires).toISOString(),
   };
   // In lines of 80 columns, because a terminal would break longer ones inside a number.
@@ -6642,8 +6647,8 @@ function canMatch(token: Token, pattern: string) {
   });
 }
 
-/** Describes the sends that are made from webhooks, and whether the token may send to its own defaults. */
-function describeSends(token: Token) {
+/** Describes the messages that are built from webhooks, and whether the token may send to its own defaults. */
+function describeMessages(token: Token) {
   const fields = Object.entries(token.defaults ?? {}).map(([name, value]) => `${name} ${[value].flat().join(' and ')}`)
     .join(', ');
   const parts = [`become sends${token.message ? ', with the message from a template' : ''}`];
@@ -6651,7 +6656,7 @@ function describeSends(token: Token) {
   try {
     checkSendRoute(token);
     const [number] = token.senders ?? []; // stands for the webhook's own, if the defaults have none
-    checkSend(token, { number, ...token.defaults });
+    checkMessage(token, { number, ...token.defaults });
   } catch (error) {
     parts.push(`warning: they will be refused: ${(error as Problem).message}`);
   }
@@ -6675,19 +6680,22 @@ function findToken(settings: Settings, name: string) {
 
 /**
  * The send that a gateway with these settings would make from a body posted with a token.
- * @throws {UsageError} if there is no such token, or if it makes no sends.
+ * @throws {UsageError} if there is no such token, or if it builds no messages.
  */
-function renderSend(settings: Settings, name: string, body: Buffer) {
+function renderMessage(settings: Settings, name: string, body: Buffer) {
   const token = findToken(settings, name);
-  ensure(makesSends(token), `the token "${name}" has neither "defaults" nor "message", and relays bodies unchanged`);
+  ensure(
+    buildsMessages(token),
+    `the token "${name}" has neither "defaults" nor "message", and relays bodies unchanged`,
+  );
   checkSendRoute(token);
   const limitBytes = Math.min(PAYLOAD_LIMIT_BYTES, settings['limits.body']);
   if (body.length > limitBytes) throw tooLarge(limitBytes, true);
   // The Content-Type is not known here, but a multipart form begins with its boundary.
   const [, boundary] = /^--([^\r\n]+)\r\n[\w-]+:/.exec(body.toString('latin1', 0, 1000)) ?? [];
   const payload = readPayload(token, body, boundary && `multipart/form-data; boundary="${boundary}"`);
-  const send = makeSend(token, payload);
-  checkSend(token, send);
+  const send = buildMessage(token, payload);
+  checkMessage(token, send);
   return JSON.stringify(send, null, 2);
 }
 
