@@ -7,61 +7,42 @@
  *     bun test --timeout 120000 ./gateway.test.ts
  *
  * Each test starts the gateway as a process, before a stand-in backend that records every connection and request.
+ * The tokens, messages and assertions that the tests share are in test/promises.ts.
  * TEST_COMMAND names another delivery to test, such as the compiled file or an image: see test/process.ts.
  */
 
 import { createHash } from 'node:crypto';
 import { once } from 'node:events';
-import http from 'node:http';
 import { buffer as readBytes } from 'node:stream/consumers';
 import { assert, closed, until } from './test/assertions.ts';
 import type { Handler } from './test/backend.ts';
 import { type Ask, ask, open, raw } from './test/client.ts';
 import { test } from './test/guard.ts';
-import { type Both, runUntilExit, type Settings, startBoth } from './test/process.ts';
-
-const SECRET = 'correct-horse-battery-staple';
-const OTHER = 'another-secret-that-is-long';
-const GUESS = 'what-a-stranger-guesses';
-/** The account, whom its tokens may write to, and somebody else. */
-const [ACCOUNT, FRIEND, STRANGER] = ['+15550100001', '+15550100002', '+15559999999'];
-const MESSAGE = { message: 'hello', number: ACCOUNT, recipients: [FRIEND] };
-const HELLO = JSON.stringify(MESSAGE);
-const MIB = 1024 * 1024;
-
-const bearer = (secret: string) => ({ authorization: `Bearer ${secret}` });
-const basic = (userinfo: string) => ({ authorization: `Basic ${Buffer.from(userinfo).toString('base64')}` });
-const [AS_FIRST, AS_SECOND] = [bearer(SECRET), bearer(OTHER)];
-const TO_WEBSOCKET = { connection: 'Upgrade', upgrade: 'websocket', 'sec-websocket-key': 'dGhlIHNhbXBsZSBub25jZQ==' };
-
-/** A configuration with this token, and perhaps a second one. */
-function tokens(first: object = {}, second?: object): Settings {
-  return { tokens: { first: { secret: SECRET, ...first }, ...second && { second: { secret: OTHER, ...second } } } };
-}
-
-const CONFINED = tokens({ allow: ['messaging', 'info'], senders: [ACCOUNT], recipients: [FRIEND] });
-const ALL_PLACES = { auth: { methods: ['bearer', 'basic', 'body', 'path', 'query'] } };
-
-/** The gateway itself refuses each of these requests, of which a text is the path of a GET. */
-async function assertRefused(
-  { gateway }: Both,
-  outcome: RegExp,
-  requests: (Ask | string)[],
-  headers: object = AS_FIRST,
-) {
-  for (const each of requests) {
-    const request = typeof each === 'string' ? { path: each } : each;
-    const { status, json, text } = await ask(gateway, { ...request, headers: { ...headers, ...request.headers } });
-    assert.match(`${status} ${json?.code}`, outcome, `${JSON.stringify(request)} got ${status} ${text}`);
-  }
-}
-
-/** A good send is the first thing that the backend sees, on its first connection: nothing came before it. */
-async function assertUntouched({ backend, gateway }: Both, headers: object = AS_FIRST) {
-  assert.equal((await ask(gateway, { body: MESSAGE, headers: { ...headers } })).status, 201);
-  assert.deepEqual(backend.seen.map(({ method, url }) => `${method} ${url}`), ['POST /v2/send']);
-  assert.equal(backend.connections, 1);
-}
+import { runUntilExit, type Settings, startBoth } from './test/process.ts';
+import {
+  ACCOUNT,
+  ALL_PLACES,
+  AS_FIRST,
+  AS_SECOND,
+  assertRefused,
+  assertUntouched,
+  basic,
+  bearer,
+  BROWSERS,
+  CONFINED,
+  FRIEND,
+  GUESS,
+  HELLO,
+  MESSAGE,
+  MIB,
+  OTHER,
+  PAGE,
+  SECRET,
+  STRANGER,
+  TO_WEBSOCKET,
+  tokens,
+  TRACES,
+} from './test/promises.ts';
 
 // ── To the owner of the account, against anyone who can connect ──────────────────────────────────
 
@@ -119,10 +100,8 @@ test('one credential decides: two in one place are refused, and a wrong one is n
 
 test('account setup is off, and no wildcard opens it: only the word "setup", or its own name', async (t) => {
   const wildcards = ['* /v1/*', 'GET /v1/*', 'POST /v1/*', '* /v1/:name', '* /v1/:name/:number'];
-  const both = await startBoth(
-    t,
-    tokens({ allow: ['messaging', 'info', ...wildcards] }, { allow: ['GET /v1/accounts'] }),
-  );
+  const settings = tokens({ allow: ['messaging', 'info', ...wildcards] }, { allow: ['GET /v1/accounts'] });
+  const both = await startBoth(t, settings);
   const paths = `/v1/qrcodelink /v1/devices/${ACCOUNT} /v1/identities/${ACCOUNT} /v1/configuration /swagger/index.html`;
   const posts = `/v1/register/${ACCOUNT} /v1/unregister/${ACCOUNT} /v1/devices/${ACCOUNT} /v1/plugins/any`.split(' ');
   const requests = [...paths.split(' '), ...posts.map((path) => ({ path, body: {} }))];
@@ -307,11 +286,10 @@ test('a token smuggles no option to signal-cli, and no file name to the backend'
 
 test('a token sends no faster than its rate, from no other address, and not after its date', async (t) => {
   const [elsewhere, expired] = ['a-secret-for-another-place', 'a-secret-of-another-time'];
-  const { tokens: all } = tokens({ rate: '1/1h' }, {});
-  const places = { elsewhere: { secret: elsewhere, clients: ['192.168.0.0/16'] } };
-  const both = await startBoth(t, {
-    tokens: { ...all!, ...places, expired: { secret: expired, expires: '2020-01-01' } },
-  });
+  const settings = tokens({ rate: '1/1h' }, {});
+  settings.tokens.elsewhere = { secret: elsewhere, clients: ['192.168.0.0/16'] };
+  settings.tokens.expired = { secret: expired, expires: '2020-01-01' };
+  const both = await startBoth(t, settings);
   const forged = { 'x-forwarded-for': '192.168.0.1', 'x-real-ip': '192.168.0.1', forwarded: 'for=192.168.0.1' };
   const away = { body: MESSAGE, headers: forged };
   await assertRefused(both, /^403 client_not_allowed$/, [away], bearer(elsewhere));
@@ -346,17 +324,6 @@ test('a token cannot starve another one: not of connections, and not at a backen
 
 // ── To the same owner, against pages in a browser ────────────────────────────────────────────────
 
-const PAGE = 'https://dash.example';
-/** What browsers add to what another site's page, a link or a typed address makes them request. */
-const BROWSERS = [
-  { 'user-agent': 'Mozilla/5.0 (X11; Linux x86_64)' }, // of a GET
-  { origin: 'https://evil.example' },
-  { origin: 'null' },
-  { 'sec-fetch-site': 'cross-site' },
-  { 'sec-fetch-site': 'none' },
-  { 'upgrade-insecure-requests': '1' },
-];
-
 test('a browser with a stored password, or at a gateway without tokens, is refused unless its page is listed', async (t) => {
   const path = `/v1/receive/${ACCOUNT}`;
   const ways: [Settings, headers: object][] = [
@@ -365,11 +332,10 @@ test('a browser with a stored password, or at a gateway without tokens, is refus
   ];
   for (const [settings, added] of ways) {
     const both = await startBoth(t, { ...settings, cors: [PAGE] });
-    const requests = BROWSERS.flatMap((
-      headers,
-    ) => [{ path, headers }, { path, headers: { ...headers, ...TO_WEBSOCKET } }]);
+    const gets = BROWSERS.map((headers) => ({ path, headers }));
+    const handshakes = BROWSERS.map((headers) => ({ path, headers: { ...headers, ...TO_WEBSOCKET } }));
     const sends = BROWSERS.slice(1).map((headers) => ({ body: MESSAGE, headers }));
-    await assertRefused(both, /^403 cross_site$/, [...requests, ...sends], added);
+    await assertRefused(both, /^403 cross_site$/, [...gets, ...handshakes, ...sends], added);
     await assertUntouched(both, { ...added, origin: PAGE });
   }
 });
@@ -398,9 +364,6 @@ test('what the backend serves cannot run anything in a browser', async (t) => {
 
 // ── To the clients ───────────────────────────────────────────────────────────────────────────────
 
-/** The token as it is, and as Basic encodes it. */
-const TRACES = new RegExp(`${SECRET.slice(1)}|${Buffer.from(`api:${SECRET}`).toString('base64').slice(8, -8)}`);
-
 test('a token is accepted in five places, and reaches from none of them the backend, the log or the metrics', async (t) => {
   const { backend, gateway } = await startBoth(t, { ...tokens({ allow: ['send', 'metrics'] }), ...ALL_PLACES });
   const path = `/@auth=${SECRET}/v2/send`;
@@ -427,15 +390,10 @@ test('a token is accepted in five places, and reaches from none of them the back
 
 test('the log has no phone number, no message and no secret', async (t) => {
   const { gateway } = await startBoth(t, { ...CONFINED, ...ALL_PLACES });
-  const bodies = [
-    MESSAGE,
-    { ...MESSAGE, recipients: [STRANGER] },
-    { ...MESSAGE, [STRANGER]: STRANGER },
-    `hello ${STRANGER}`,
-  ];
+  const strange = [{ ...MESSAGE, recipients: [STRANGER] }, { ...MESSAGE, [STRANGER]: STRANGER }, `hello ${STRANGER}`];
   const paths = [`/v1/receive/${ACCOUNT}`, `/v1/receive/${STRANGER}`, `/no/${STRANGER}/hello?x=hello`, '/../hello'];
   const requests: Ask[] = [
-    ...[...bodies.map((body) => ({ body })), ...paths.map((path) => ({ path }))],
+    ...[...[MESSAGE, ...strange].map((body) => ({ body })), ...paths.map((path) => ({ path }))],
     ...[{ headers: AS_SECOND }, { headers: basic(`${OTHER}:hello`) }, { path: `/@auth=${OTHER}/v1/about` }],
   ];
   for (const request of requests) {
@@ -485,64 +443,4 @@ test('a send waits for a backend that restarts, and is sent once', async (t) => 
   backend.server.listen(backend.port, backend.host);
   assert.equal((await answer).status, 201);
   assert.equal(backend.sent.length, 1);
-});
-
-test('a webhook becomes a message by a template, and a line of text is enough', async (t) => {
-  const { number, recipients } = MESSAGE;
-  const message = ['{{title}}', '{{#alerts}}', '{{status}}: {{labels.name}}', '{{/alerts}}'];
-  const both = await startBoth(
-    t,
-    tokens({ defaults: { number, recipients }, message }, { defaults: { number, recipients } }),
-  );
-  const alerts = [{ status: 'firing', labels: { name: 'Disk' } }, { status: 'resolved', labels: { name: 'Fan' } }];
-  const webhook = { body: { title: 'Two alerts', alerts, recipients: [STRANGER] }, headers: AS_FIRST };
-  const asCurl = { ...AS_SECOND, 'content-type': 'application/x-www-form-urlencoded' };
-  for (const request of [webhook, { body: 'Backup done: 100 %', headers: asCurl }]) {
-    assert.equal((await ask(both.gateway, request)).status, 201);
-  }
-  const messages = ['Two alerts\nfiring: Disk\nresolved: Fan', 'Backup done: 100 %'];
-  assert.deepEqual(both.backend.sent, messages.map((message) => ({ number, recipients, message })));
-});
-
-test('a body of 100 MiB streams: every byte arrives, and memory does not grow with it', async (t) => {
-  const arrived = createHash('sha256');
-  const { gateway } = await startBoth(t, CONFINED, async (req, res) => {
-    for await (const chunk of req) arrived.update(chunk);
-    res.writeHead(201).end('{}');
-  });
-  for (let i = 0; i < 20; i++) await ask(gateway, { headers: AS_FIRST }); // its first requests cost memory, too
-  const before = gateway.peakMemory();
-  const { port, host } = gateway;
-  const headers = { ...AS_FIRST, 'transfer-encoding': 'chunked' };
-  const request = http.request({ port, host, method: 'POST', path: '/v2/send', headers, agent: false });
-  const response = once(request, 'response');
-  const sent = createHash('sha256');
-  const piece = Buffer.from('0123456789/+ABCDEFG'.repeat(8000));
-  for (let i = 0; i <= 100 * MIB / piece.length; i++) {
-    const bytes = i === 0 ? Buffer.from(`${HELLO.slice(0, -1)},"x":"größer","base64_attachments":["`) : piece;
-    sent.update(bytes);
-    if (!request.write(bytes)) await once(request, 'drain');
-  }
-  sent.update('"]}');
-  request.end('"]}');
-  assert.equal((await response)[0].statusCode, 201);
-  assert.equal(arrived.digest('hex'), sent.digest('hex'));
-  const grown = gateway.peakMemory() - before;
-  assert.ok(!(grown > 80), `the peak of memory has grown by ${grown} MiB`); // NaN where it cannot be read
-});
-
-test('SIGTERM lets a running request finish, and begins no new one', async (t) => {
-  let held: http.ServerResponse | undefined;
-  const { gateway } = await startBoth(t, { ...tokens(), shutdown: '10m' }, (req, res) => {
-    req.resume().on('end', () => held ? res.writeHead(201).end('{}') : held = res);
-  });
-  const running = ask(gateway, { body: MESSAGE, headers: AS_FIRST });
-  await until(() => held !== undefined, 'the request at the backend');
-  gateway.send('SIGTERM');
-  const isServed = () => ask(gateway, { body: MESSAGE, headers: AS_FIRST }).then(({ status }) => status !== 503);
-  while (await isServed().catch(() => false)) await until(() => true);
-  held!.writeHead(201).end('{}');
-  assert.equal((await running).status, 201);
-  await until(() => gateway.exitCode() !== undefined, 'the process to end');
-  assert.equal(gateway.exitCode(), 0, gateway.output());
 });

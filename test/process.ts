@@ -10,7 +10,7 @@
  */
 
 import { spawn } from 'node:child_process';
-import { chmodSync, mkdtempSync, readFileSync, renameSync, rmSync, writeFileSync } from 'node:fs';
+import { chmodSync, mkdtempSync, renameSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { until } from './assertions.ts';
@@ -22,8 +22,6 @@ import { program } from './start.ts';
 
 /** What the command may need to start at all. Any other variable could be a setting of the gateway. */
 const INHERITED = ['PATH', 'HOME', 'DOCKER_HOST', 'XDG_RUNTIME_DIR'];
-
-const isContainer = process.env.TEST_COMMAND?.includes('{dir}') ?? false;
 
 function commandIn(dir: string): string[] {
   const { TEST_COMMAND } = process.env;
@@ -113,17 +111,9 @@ export async function startProcess(t: TestContext, settings: object) {
     /** The lines of its log about requests. */
     requests: () => linesOf('request'),
     output,
-    send: signal,
-    exitCode,
     reload: (next: object | string) => {
       writeSettings(file, typeof next === 'string' ? next : { ...plain, ...next });
       signal('SIGHUP');
-    },
-    /** The most memory that it has used so far, in MiB. NaN where that cannot be read. */
-    peakMemory: () => {
-      if (process.platform !== 'linux' || isContainer) return NaN;
-      const [, kib] = /VmHWM:\s+(\d+) kB/.exec(readFileSync(`/proc/${child.pid}/status`, 'utf8'))!;
-      return Number(kib) / 1024;
     },
   };
 }
