@@ -107,7 +107,7 @@ export async function startRaw(t: TestContext, respond: Respond, config: Gateway
 export type Program = [file: string, ...args: string[]];
 
 /** The file under test as a user starts it. */
-export const AS_IT_IS: Program = [process.execPath, ...LOADER, fileURLToPath(FILE)];
+export const AS_IT_IS: Program = [process.execPath, ...(/js$/.test(FILE.pathname) ? [] : LOADER), fileURLToPath(FILE)];
 
 /**
  * The gateway as tests start it. On Node it is compiled, because each start by tsx takes half a second; the file stays
