@@ -332,7 +332,7 @@ type Setting = readonly [Reader<unknown>, help: string, fallback?: string];
 
 // What to write instead of what people often write, for each kind of value.
 
-const QUOTE_HINT = [/^["'`]/, 'leave out the quotes'] as const;
+const QUOTE_HINT = [/^["'`\u2018-\u201f\u00ab\u00bb]/, 'leave out the quotes'] as const;
 
 const PORT_LIMIT = 'the highest port is 65535';
 const BRACKETS = 'put an IPv6 address in brackets: [::1]:8080';
@@ -341,6 +341,8 @@ const LISTEN_HINTS: Hints = [
   [/^\d+$/, 'put a colon before the port'],
   [/^[^/]*:\d{5,}$/, PORT_LIMIT],
   [/^[\da-f]*:[\da-f]*:\S*$/i, BRACKETS],
+  [/^https?:/, 'leave out "http://", and what follows the port'],
+  [/^[\w.-]+$/, 'put a colon and the port after it'],
 ];
 
 const URL_HINTS: Hints = [
@@ -350,35 +352,53 @@ const URL_HINTS: Hints = [
 ];
 
 const ADDRESS_HINTS: Hints = [
+  [/^[\d.]+\.(?:\*|x)|^[\d.]+\s*-\s*[\d.]+$/i, 'write a network with its length, such as 192.168.1.0/24'],
+  [/^(?:[\d.]+|\[.*\]):\d+$/, 'leave out the port'],
   [/^(?=\S*[g-z])[\w.-]+$/i, 'names are not resolved: write the address (in compose "ipv4_address" fixes it)'],
 ];
 
 const ALLOW_HINTS: Hints = [
   [/^\//, 'put the method before the path, or "*" for all methods'],
   [/ \/.*\/$/, 'leave out the "/" at the end'],
+  [/^(?:[a-z]+\s*|[A-Z]+)\//, 'write the method in capitals, a space, and the path'],
+  [/^(?:\*|all|any)$/i, '"messaging" and "info" are enough for most clients'],
+];
+
+const ORIGIN_HINTS: Hints = [
+  [/^\*$/, 'name each origin, because a page of any other could act, too'],
+  [/^https?:\/\/[^/]+\/$/, 'leave out the "/" at the end'],
+  [/^(?!null$)[\w.-]+(?::\d+)?$/, 'write "https://" or "http://" before it'],
+];
+
+/** For a whole list in text. */
+const LIST_HINTS: Hints = [
+  QUOTE_HINT,
+  [/^[[{]/, 'separate the entries by commas, without brackets and quotes'],
 ];
 
 const NUMBER_HINTS: Hints = [
-  [/\d\s+\+\d/, 'put a comma between two numbers'],
+  [/\d[\s;|]+\+\d/, 'put a comma between two numbers'],
+  [/\d"?,\s*"?\+\d/, 'this is more than one number'],
   [/^\*$/, 'in "senders" and "recipients" it stands alone, for everyone'],
   [/^\+?[\d ()./-]+$/, 'write "+", the country code and digits alone, in double quotes'],
 ];
 
 const RECIPIENT_HINTS: Hints = [
-  [/^(?:group\.[^*]|[\w+/]{43}=$)/, 'this is not the "id" of a group; GET /v1/groups/+NUMBER lists them'],
+  [/^(?:group\.[^*]|[\w+/]{43}=$)/, 'this is not the "id" of a group; "gateway.mjs add NAME" lists them'],
   [
     /^https:\/\/signal\.group\//,
-    'an invite link does not name a group; write the "id" that GET /v1/groups/+NUMBER lists',
+    'an invite link does not name a group; write the "id" that "gateway.mjs add NAME" lists',
   ],
   ...NUMBER_HINTS,
 ];
 
 /** In a configuration. `add` takes the name of a group, and looks it up. */
 const CONFIGURED_RECIPIENT_HINTS: Hints = [
+  [/^group\.\*$/, 'a send goes to one group: write its "id"'],
   ...RECIPIENT_HINTS,
   [
-    /^\p{L}[\p{L}\p{N} _-]*$/u,
-    'write the number of a person, and the "id" of a group, which GET /v1/groups/+NUMBER lists with its name',
+    /^[\p{L}\p{Extended_Pictographic}]/u,
+    'write the number of a person, and the "id" of a group: "gateway.mjs add NAME" lists them',
   ],
 ];
 
@@ -413,8 +433,8 @@ const SETTINGS = {
     'host:port or :port (every interface)',
     '127.0.0.1:8880',
   ],
-  'tls.cert': [readFile, 'a PEM file with a certificate and its chain, for https'],
-  'tls.key': [readFile, 'a PEM file with the private key of tls.cert'],
+  'tls.cert': [(path: unknown) => readFile(path), 'a PEM file with a certificate and its chain, for https'],
+  'tls.key': [(path: unknown) => readFile(path), 'a PEM file with the private key of tls.cert'],
   'auth.methods': [readMethods, 'of bearer, basic, query, path, body', 'bearer,basic,body'],
   'auth.anonymous': [
     (value: unknown) => wordOf(['true', 'false'])(value) === 'true',
@@ -435,6 +455,7 @@ const SETTINGS = {
     listOf(textThat(
       (text) => /^https?:[^*]+$/.test(text) && URL.canParse(text) && new URL(text).origin === text,
       'an origin as browsers send it: https://dash.example:8443, no path, no default port',
+      ORIGIN_HINTS,
     )),
     'origins whose pages may use the gateway and read its responses',
   ],
@@ -508,7 +529,10 @@ type TokenFields = { readonly [F in keyof typeof TOKEN_READERS]: ReturnType<(typ
 type TokenSettings =
   & Partial<Omit<TokenFields, 'secret' | 'secretFile'>>
   & TokenFields['secret']
-  & { readonly name: string };
+  & {
+    readonly name: string; /** Its secret in text has a character that may be a mistake. */
+    readonly isOdd?: boolean;
+  };
 
 // #endregion
 
@@ -1465,6 +1489,10 @@ function warningsOf(rules: Rules, { listen }: AtStart, nowMs: number) {
       'has a secret of 64 hexadecimal digits; if that is a digest, write "sha256:" before it',
       ({ isHex }) => isHex,
     ),
+    ...ofTokens(
+      'has a quote, a brace, ":" or ";" in its secret; tokens in text are NAME=SECRET, with commas between them',
+      ({ isOdd }) => isOdd,
+    ),
     ...networks.map((entry) => `"${entry}" is a single address; a network has a length, such as 192.168.1.0/24`),
     ...certificateWarnings(rules, nowMs),
   ];
@@ -1887,6 +1915,8 @@ function logExchange(exchange: Exchange) {
   // A health check, a preflight, or metrics, which Prometheus asks for all day.
   const isRoutine = status < 400 && (!token || exchange.target?.route === METRICS_ROUTE);
   const flood = isRoutine ? undefined : floodKeyOf(exchange);
+  const reason = origin ? 'origin_not_listed' : endedBy?.reason;
+  const { logged, detail } = endedBy?.details ?? {};
   const isFlood = flood !== undefined && flood.lines.take(flood.key, FAILURE_RATE, core.now()) > 0;
   if (isFlood && token) {
     const about = { token: token.name, code: endedBy?.code };
@@ -1901,8 +1931,8 @@ function logExchange(exchange: Exchange) {
     auth: credential?.method,
     status,
     code: endedBy?.code,
-    reason: origin ? 'origin_not_listed' : endedBy?.reason,
-    detail: (endedBy?.details.logged ?? endedBy?.details.detail)?.slice(0, DETAIL_LIMIT),
+    reason,
+    detail: (CREDENTIAL_ADVICE[reason ?? ''] ?? logged ?? detail)?.slice(0, DETAIL_LIMIT),
     origin,
     bytesIn,
     bytesOut,
@@ -2165,16 +2195,26 @@ function identify({ core, rules, credential, client }: Exchange) {
   const reason = token || !isDigest(rules, credential) ? faultOfToken(token, credential, core.now()) : 'digest';
   if (token && !reason) return token;
   const retryAfterMs = core.failureLimiter.take(failureKey(client), FAILURE_RATE, core.now());
-  const logged = CREDENTIAL_ADVICE[reason ?? ''];
-  throw new Problem(retryAfterMs > 0 ? 'too_many_failures' : 'unauthorized', reason, { retryAfterMs, logged });
+  throw new Problem(retryAfterMs > 0 ? 'too_many_failures' : 'unauthorized', reason, { retryAfterMs });
 }
 
-/** What to do about a wrong credential, by its reason. For the log only: to the client every 401 looks the same. */
+/** What to do about a credential, by the reason of the 401. For the log only: to the client every 401 looks the same. */
 const CREDENTIAL_ADVICE: NodeJS.Dict<string> = {
+  no_credential:
+    'The request has no token where one is looked for: in the header Authorization, in the field "auth" of ' +
+    'the body, or, if "methods" has path or query, as /@auth=TOKEN/ or ?@auth=TOKEN in the URL. A program that drops ' +
+    '"api:TOKEN@" from its URL needs one of these.',
+  origin_not_listed: 'A page of this origin may use the gateway once "cors" has the origin.',
+  unknown_token:
+    'No token has this secret. Often something was copied with it: a quote, a space, "api:", "NAME=", or, ' +
+    'after ?@auth=, a path.',
   digest: 'This is the digest of a token, which is for the gateway; give the client the secret.',
+  expired_token: 'Give the token a later date in "expires", or make a new one.',
   wrong_user: 'With Basic, the user is always "api", whatever the token is called; the token is the password.',
   unknown_scheme: 'Write "Bearer" and a space before the token.',
-  method_not_accepted: 'The token is right, but it, or auth.methods, does not list the place where the client puts it.',
+  method_not_accepted:
+    'The token is right, but not accepted in this place: add what "auth" says here to the "methods" ' +
+    'of the token, or put it elsewhere.',
 };
 
 /**
@@ -3147,7 +3187,7 @@ class Template {
   readonly names = new Set<string>();
   /** Whether it has variables outside of sections. "Backup done{{#size}} ({{size}}){{/size}}" needs no size. */
   hasVariables = false;
-  /** Whether it has a tag of Jinja or Liquid, which Mustache takes for text. */
+  /** Whether it has a tag of Jinja, a shell or Python, which Mustache takes for text. */
   readonly hasForeignTags: boolean;
   readonly #root: Tag;
 
@@ -3156,7 +3196,7 @@ class Template {
    * @throws {UsageError} whose message begins with the line and the column in the template.
    */
   constructor(text: string) {
-    this.hasForeignTags = text.includes('{%');
+    this.hasForeignTags = /\{%|\$\{|(?<!\{)\{[\w.]+\}(?!\})/.test(text);
     this.#root = { text, at: 0, sigil: '', name: '', path: [], isOutside: false, nodes: [] };
     const open = [this.#root];
     let from = 0;
@@ -4954,7 +4994,8 @@ const PLAIN_SECRET = /"secret":"(?!sha256:)|"tokens":"|"url":"[^"/]*\/\/[^"/]*@/
  * Notes the settings of a file. An unreadable file is a mistake, because without its tokens the gateway might be open.
  */
 function noteFile(sources: Sources, file: string, given?: string) {
-  const text = given ?? sources.collect('configuration', () => readFile(file));
+  const missing = '; correct the path, or make the file with "add NAME RECIPIENT…"';
+  const text = given ?? sources.collect('configuration', () => readFile(file, missing));
   if (text === undefined) return;
   sources.readFrom.push(`the file ${resolve(file)}`);
   const at = showPath(file);
@@ -4962,7 +5003,10 @@ function noteFile(sources: Sources, file: string, given?: string) {
   if (config === undefined) return;
   sources.collect('the configuration', () => noteObject(sources, config));
   for (const { key, index } of repeatedKeys(text)) {
-    sources.add(at, `${placeAfter(text.slice(0, index))}: ${showValue(key, 'a key')} is given twice in one object`);
+    sources.add(
+      at,
+      `${placeAfter(text.slice(0, index))}: ${showValue(key, 'a key')} is given twice in one object; keep one`,
+    );
   }
   const mode = statSync(file, { throwIfNoEntry: false })?.mode ?? 0;
   if (PLAIN_SECRET.test(JSON.stringify(config)) && mode & 0o004) {
@@ -5027,6 +5071,7 @@ function hintForSyntax(text: string, at: number) {
   if (/^\s*(?:#.*\n\s*)*(?:---|[\w.-]+:(?:\s|$))/.test(text)) {
     return '; YAML is not read, write JSON';
   }
+  if (at >= text.trimEnd().length) return '; a closing quote, bracket or brace is missing';
   const [quote] = /^.?([\u2018-\u201f\u00ab\u00bb'])/su.exec(text.slice(Math.max(0, at - 1)))?.slice(1) ?? [];
   if (quote) return `; ${quote} is no quote of JSON, write "`;
   return /^.?(?:#|\/[/*])/s.test(text.slice(Math.max(0, at - 1))) ? '; JSON has no comments' : '';
@@ -5212,13 +5257,19 @@ function placeOf(key: string, index: number) {
  * @param expected completes the sentence "… is not …".
  * @param parse returns undefined for a text that is wrong, such as an empty one.
  * @param hints by the text: what to write instead.
+ * @param words of which one may be meant.
  */
-function scalarOf<T>(expected: string, parse: (text: string) => T | undefined, hints: Hints = []) {
+function scalarOf<T>(
+  expected: string,
+  parse: (text: string) => T | undefined,
+  hints: Hints = [],
+  words: readonly string[] = [],
+) {
   return (value: unknown) => {
     // A program that embeds the gateway can give any value, with a text of its own.
     const text = /^(?:string|number|boolean)$/.test(typeof value) ? String(value) : '';
     const parsed = parse(text);
-    const advice = adviceFor([QUOTE_HINT, ...hints], text);
+    const advice = adviceFor([QUOTE_HINT, ...hints], text) || didYouMean(nearestOf(text, words));
     ensure(parsed !== undefined, `${showValue(value, 'the value')} is not ${expected}${advice}`);
     return parsed;
   };
@@ -5237,7 +5288,8 @@ function adviceFor(hints: Hints, wrong: string) {
 function listOf<T>(read: Reader<T>): Reader<ReadonlySet<T>> {
   return (value) => {
     const items = typeof value === 'string' ? value.trim().split(/\s*,\s*/).filter(Boolean) : value;
-    ensure(Array.isArray(items) && items.length > 0, 'must be a list with at least one entry');
+    const advice = typeof value === 'string' ? adviceFor(LIST_HINTS, value.trim()) : '';
+    ensure(Array.isArray(items) && items.length > 0 && !advice, `must be a list with at least one entry${advice}`);
     const mistakes = new Mistakes();
     return mistakes.end(new Set(items.map((item, i) => mistakes.collect(`[${i}]`, () => read(item))!)));
   };
@@ -5276,27 +5328,47 @@ function refuseNull(value: unknown) {
   return value;
 }
 
-/** What other programs call a setting. */
+/** What people and other programs call a setting. The first row whose setting exists in that place counts. */
 const SYNONYMS: Hints = [
   [/^(?:port|host|address|bind)$/, 'listen'],
   [/^(?:users?|api_?keys?|api_?tokens?)$/, 'tokens'],
+  [/^(?:token|digest|password|key|hash|api_?key)$/, 'secret'],
   [/^(?:url|upstream|target)$/, 'backend'],
-  [/^(?:timeout)$/, 'backend_timeout'],
+  [/^(?:url|upstream|target|address|host)$/, 'url'],
+  [/^(?:url|upstream|target)$/, 'backend_url'],
+  [/^timeout$/, 'backend_timeout'],
   [/^(?:from|sender|account)$/, 'senders'],
-  [/^(?:to)$/, 'recipients'],
+  [/^(?:from|sender|account)$/, 'number'],
+  [/^number$/, 'defaults'],
+  [/^number$/, 'defaults_number'],
+  [/^to$/, 'recipients'],
+  [/^log_?(?:level|format)$/, 'log'],
+  [/^log$/, 'log_level'],
 ];
 
-/** @throws {UsageError} with the nearest known setting, if at least half of the letters agree. */
+/** @throws {UsageError} with the setting that is meant, if it can be guessed. */
 function refuseSetting(key: string, known: readonly string[]) {
   // All variables begin alike, which says nothing.
   const letters = (name: string) => name.toLowerCase().replace(/^gateway_/, '');
-  const distance = (name: string) => editDistance(letters(key), letters(name));
-  const synonym = hintFor(SYNONYMS, letters(key));
-  const meant = known.find((name) => letters(name) === synonym);
-  if (meant) throw new UsageError(`is not a setting; did you mean "${meant}"?`);
-  const [nearest = ''] = [...known].sort((a, b) => distance(a) - distance(b));
-  const isNear = distance(nearest) <= Math.max(letters(key).length, letters(nearest).length) / 2;
-  throw new UsageError(`is not a setting${isNear ? `; did you mean "${nearest}"?` : ''}`);
+  const synonyms = SYNONYMS.filter(([words]) => words.test(letters(key))).map(([, name]) => name);
+  const meant = synonyms.flatMap((synonym) => known.filter((name) => letters(name) === synonym))[0];
+  const advice = didYouMean(meant ?? nearestOf(key, known, letters));
+  throw new UsageError(`is not a setting${advice || adviceFor(KEY_HINTS, key)}`);
+}
+
+const KEY_HINTS: Hints = [[/^(?:[_$#]|\/\/)|comment/, 'remove it, because JSON has no comments']];
+
+/** The end of a sentence about a word that is not known. */
+function didYouMean(meant: string | undefined) {
+  return meant === undefined ? '' : `; did you mean "${meant}"?`;
+}
+
+/** The known word that is nearest to another, if at least half of the letters agree. */
+function nearestOf(word: string, known: readonly string[], letters = (text: string) => text.toLowerCase()) {
+  const distance = (other: string) => editDistance(letters(word), letters(other));
+  const [nearest] = [...known].sort((a, b) => distance(a) - distance(b));
+  if (nearest === undefined) return undefined;
+  return distance(nearest) <= Math.max(letters(word).length, letters(nearest).length) / 2 ? nearest : undefined;
 }
 
 /** Levenshtein distance: the number of letters to insert, delete or change. */
@@ -5316,12 +5388,12 @@ function editDistance(a: string, b: string) {
 /** Makes a reader of one of these words. */
 function wordOf<T extends string>(words: readonly T[]) {
   const expected = words.length > 2 ? `one of ${words.join(', ')}` : words.join(' or ');
-  return scalarOf(expected, (text) => words.find((word) => word === text));
+  return scalarOf(expected, (text) => words.find((word) => word === text), [], words);
 }
 
 /** Makes a reader of texts. A text that `isRight` is kept as it is. */
-function textThat(isRight: (text: string) => boolean, expected: string, hints?: Hints) {
-  return scalarOf(expected, (text) => isRight(text) ? text : undefined, hints);
+function textThat(isRight: (text: string) => boolean, expected: string, hints?: Hints, words?: readonly string[]) {
+  return scalarOf(expected, (text) => isRight(text) ? text : undefined, hints, words);
 }
 
 /** Whether a value is what JSON calls an object. */
@@ -5483,8 +5555,11 @@ function parseListen(text: string) {
   return { host, port, isLocal };
 }
 
-/** Reads a file. The message names the process's user, because in containers this user often lacks read permission. */
-function readFile(path: unknown) {
+/**
+ * Reads a file. The message names the process's user, because in containers this user often lacks read permission.
+ * @param missing what to do if there is none, as the end of the sentence.
+ */
+function readFile(path: unknown, missing = '') {
   ensure(typeof path === 'string', 'must be the path of a file');
   // UNTIL Deno gives the user's id without a permission: Deno 2 asks for --allow-sys.
   const uid = 'Deno' in globalThis ? undefined : process.getuid?.();
@@ -5493,8 +5568,8 @@ function readFile(path: unknown) {
     const shown = showPath(path);
     const advice = code === 'EISDIR' ? '; it is a folder: Docker makes one where a mounted file is missing' : '';
     if (code !== 'ENOENT') return `${shown} cannot be read${user} (${code ?? name})${advice}`; // Deno's NotCapable has no code
-    if (shown === path) return `${resolve(path)} does not exist`;
-    return `the file does not exist${isAbsolute(path) ? '' : ` in ${process.cwd()}`}`;
+    if (shown === path) return `${resolve(path)} does not exist${missing}`;
+    return `the file does not exist${isAbsolute(path) ? '' : ` in ${process.cwd()}`}${missing}`;
   };
   FILES_READ.set(path, stampOf(path)); // first: a change from here on is noticed
   return attempt(() => readFileSync(path, 'utf8'), explain);
@@ -5584,6 +5659,7 @@ function readAllow(value: unknown) {
     (text) => GROUPS.includes(text) || readPattern(text) !== undefined,
     `one of ${GROUPS.join(', ')}, or a pattern such as "GET /v1/groups/:number"`,
     ALLOW_HINTS,
+    GROUPS,
   );
   const written = [...listOf(readWord)(value)];
   const groups = new Set(written); // the patterns in it equal no group
@@ -5623,9 +5699,9 @@ function readTokens(value: unknown) {
   tokens.forEach(({ name, digest }, i) => {
     const shown = showValue(name, `[${i}]`);
     const owner = owners.get(digest);
-    if (owner) mistakes.add('', `${owner} and ${shown} have the same secret`);
+    if (owner) mistakes.add('', `${owner} and ${shown} have the same secret; give each its own`);
     else if (digest) owners.set(digest, shown);
-    if (names.has(name)) mistakes.add(`[${i}]`, 'has the name of an earlier one');
+    if (names.has(name)) mistakes.add(`[${i}]`, 'has the name of an earlier one; choose another');
     names.add(name);
     if (digests.has(digestOf(name))) mistakes.add(`[${i}]`, 'has a secret as its name');
   });
@@ -5656,7 +5732,7 @@ function readTokenText(text: string, mistakes: Mistakes) {
       );
       return readSecret(secret);
     });
-    return { ...read, name };
+    return { ...read, name, isOdd: /["'`\u2018-\u201f:;{}]/.test(secret.replace(/^sha256:/i, '')) };
   });
 }
 
@@ -5665,7 +5741,7 @@ const TOKEN_ENTRY = /^(?:(?<name>[A-Za-z0-9][\w.-]{0,63})=)?(?<secret>.*)$/s;
 
 /** Reads the tokens of a file. A token whose secret is wrong has no digest. */
 function readTokenObject(value: unknown, mistakes: Mistakes) {
-  ensure(isObject(value), 'must be an object, name to settings');
+  ensure(isObject(value), 'must be an object from name to settings, such as {"home": {"secret": …}}');
   return membersOf(value).map(([name, config], i) => {
     mistakes.collect(`[${i}]`, () => checkTokenName(name));
     // In { "SECRET": "phone" } the secret stands as the name, so the message gives the position.
@@ -5694,7 +5770,7 @@ function readSecret(secret: unknown) {
     ensure(!NO_DIGESTS.includes(digest), 'is the digest of nothing: there was no secret to hash');
     ensure(
       /^[0-9a-f]{64}$/.test(digest),
-      'after "sha256:" there must be 64 hexadecimal digits, as "gateway.ts token" prints them',
+      'after "sha256:" there must be 64 hexadecimal digits and nothing else: put the digest there that "gateway.mjs token" prints',
     );
     return { digest };
   }
@@ -5936,14 +6012,16 @@ recipients  ${recipients.join(',')}`,
 async function addToken({ file, env, flags }: Where, name: string, words: readonly string[]) {
   ensure(!/^(?:\+|group\.)/.test(name), "the token's name comes before its recipients: add NAME RECIPIENT…");
   checkTokenName(name);
-  for (const variable of [variableOf('tokens'), TOKENS_FILE]) {
-    ensure(
-      !(variable in env),
-      `${variable} is set and replaces all tokens of a file: unset it, or add the token there`,
-    );
-  }
   const kind = attempt(() => wordOf(Object.keys(CLIENTS))(flags.for ?? 'script'), ({ message }) => `--for: ${message}`);
   const client = CLIENTS[kind]!;
+  const isSender = client.names !== undefined;
+  const isListing = isSender && words.length === 0;
+  for (const variable of [variableOf('tokens'), TOKENS_FILE]) {
+    ensure(
+      isListing || !(variable in env),
+      `${variable} is set and replaces all tokens of a file: write NAME=SECRET there ("token" makes one), or unset it`,
+    );
+  }
   const before = isThere(file) ? readFile(file) : undefined;
   const text = before ?? newFile(env, flags);
   const secret = randomBytes(32).toString('base64url');
@@ -5951,11 +6029,10 @@ async function addToken({ file, env, flags }: Where, name: string, words: readon
   // With the token, because a file without any may be a mistake that this token mends.
   const settings = loadSettings({ file, text: insertToken(file, text, name, rights), env, flags });
 
-  const isSender = client.names !== undefined;
   ensure(isSender || (words.length === 0 && !flags.from), `"${kind}" sends to nobody: give no recipient and no --from`);
   words.forEach(checkWord);
   const number = isSender ? await findAccount(settings, flags.from) : '';
-  if (isSender && words.length === 0) throw new UsageError(await listKnown(settings, name, number));
+  if (isListing) throw new UsageError(await listKnown(settings, name, number));
   const recipients = await findRecipients(settings, number, words);
   const ids = recipients.map(({ id }) => id);
   if (client.names === 'by defaults') checkOneSend(ids);
@@ -5991,7 +6068,8 @@ async function addToken({ file, env, flags }: Where, name: string, words: readon
   const force = before === undefined
     ? 'The file is new: start the gateway with it, or start it again.'
     : `A gateway that runs with this file accepts it in ${Math.ceil((WATCH_MS + SETTLE_MS) / 1000)} s.`;
-  return `"${name}" is in ${shown}${owner}: it ${may}.\n${force}\n\n${line}${advice}`;
+  const trial = isSender ? `\nThe command "test ${name}" sends a message as it would.` : '';
+  return `"${name}" is in ${shown}${owner}: it ${may}.\n${force}${trial}\n\n${line}${advice}`;
 }
 
 /** What a new file contains before its first token: the backend, if its address was given. */
@@ -6011,7 +6089,8 @@ function insertToken(file: string, text: string, name: string, token: TokenConfi
   ensure(tokens === undefined || isObject(tokens), `tokens: only an object can get another token; ${advice}`);
   ensure(
     !Object.hasOwn(tokens ?? {}, name),
-    `there is a token "${name}" already; choose another name, or first remove it from ${showPath(file)}`,
+    `there is a token "${name}" already; choose another name, or first remove it from ${showPath(file)} ` +
+      '(or rename it there, so that its client can go on until you remove it)',
   );
   const block = blockOf(name, token);
   if (tokens) return insertMember(text, endOfObject(text, 'tokens')!, `\n    ${block}\n  `);
@@ -6257,9 +6336,10 @@ async function askBackendFor(settings: Settings, path: string, init: RequestInit
     return { status: response.status, text: Buffer.concat(chunks).toString() };
   } catch (error) {
     const { reason, hint } = reasonOfFetch(error);
+    const other = name === SETTINGS['backend.url'][2] ? '; --backend URL names another address' : '';
     const isSure = init.method !== 'POST' || /refused|ENOTFOUND|EAI_AGAIN/i.test(reason);
     const outcome = isSure ? '' : '; the message may have been sent';
-    throw new Failure(`the backend ${name} did not answer (${reason}): ${hint}${outcome}`);
+    throw new Failure(`the backend ${name} did not answer (${reason}): ${hint}${other}${outcome}`);
   }
 }
 
@@ -6307,6 +6387,7 @@ function readAnswer(text: string): unknown {
 
 /** What to do about what the backend says of a send. */
 const SEND_HINTS: Hints = [
+  [/^from [^:]*\+1555.*(?:account does not exist|registered)/i, '+1555… is a number of the examples: write your own'],
   [/account does not exist|not registered/i, 'the backend does not have this account: correct the number, or link it'],
   [/challenge|rate.?limit/i, 'Signal asks for a captcha: see the rate-limit challenge of the backend'],
   [/UNREGISTERED/i, 'a recipient has no Signal account with this number'],
@@ -6338,7 +6419,7 @@ async function testToken(settings: Settings, name: string, word: string | undefi
   // Newer backends answer 201 although some recipients got nothing, and name them in "errors".
   const [first] = [readAnswer(text)].flat();
   const isSent = status === 201 && isObject(first) && first.errors === undefined;
-  if (!isSent) throw new Failure(`${said}${adviceFor(SEND_HINTS, text) || hintForAnswer(status, text)}`);
+  if (!isSent) throw new Failure(`${said}${adviceFor(SEND_HINTS, said) || hintForAnswer(status, text)}`);
   return said;
 }
 
@@ -6366,26 +6447,29 @@ function readStdin() {
 /** Runs a command line. Returns the exit code and the output, once the command is done or the gateway listens. */
 async function run(args: string[], env: NodeJS.ProcessEnv, stdin: () => Buffer) {
   try {
-    const said = await runCommand(args, env, stdin);
-    return { code: 0, stdout: said && `${said}\n`, stderr: '' };
+    const { said, remark = '' } = await runCommand(args, env, stdin);
+    return { code: 0, stdout: said && `${said}\n`, stderr: remark };
   } catch (error) {
     const { message, code = '' } = error as NodeJS.ErrnoException;
     // `render` and `test` throw a Problem, the refusal that the client would get.
     const isExpected = error instanceof UsageError || error instanceof Problem || error instanceof Failure;
-    const stderr = `gateway: ${isExpected ? message : `cannot run: ${message}${adviceFor(PORT_HINTS, code)}`}\n`;
+    const help = /is not a setting$/m.test(message) ? '\n  --help lists all settings' : '';
+    const stderr = `gateway: ${isExpected ? message + help : `cannot run: ${message}${adviceFor(PORT_HINTS, code)}`}\n`;
     const stdout = error instanceof Failure && error.said ? `${error.said}\n` : '';
     return { code: error instanceof UsageError ? 2 : 1, stdout, stderr };
   }
 }
 
-/** Returns the output of a command, or '' if a gateway listens from now on. */
-async function runCommand(args: string[], env: NodeJS.ProcessEnv, stdin: () => Buffer) {
+/** The output of a command, '' if a gateway listens from now on; and what is for a person alone, on standard error. */
+type Output = { said: string; remark?: string };
+
+async function runCommand(args: string[], env: NodeJS.ProcessEnv, stdin: () => Buffer): Promise<Output> {
   const { values, positionals: [command, ...rest] } = parseCommandLine(args);
   // The first four need no configuration, and so work with a broken one.
-  if (values.help) return usage();
-  if (values.version) return VERSION;
-  if (command === 'token' && rest.length <= 1) return makeToken(rest[0]);
-  if (command === 'hash' && rest.length === 0) return hashSecret(stdin().toString());
+  if (values.help) return { said: usage() };
+  if (values.version) return { said: VERSION };
+  if (command === 'token' && rest.length <= 1) return { said: makeToken(rest[0]) };
+  if (command === 'hash' && rest.length === 0) return { said: hashSecret(stdin().toString()) };
   const isRender = command === 'render' && rest.length === 1;
   const isAdd = command === 'add' && rest.length >= 1;
   const isTest = command === 'test' && (rest.length === 1 || rest.length === 2);
@@ -6403,22 +6487,21 @@ async function runCommand(args: string[], env: NodeJS.ProcessEnv, stdin: () => B
       env[TOKENS_FILE];
     const isAlone = (command ?? values.check ?? configured) === undefined;
     ensure(isAlone, '--demo brings its own backend and token, so it cannot be combined with configured ones');
-    return runDemo(
-      values.listen ?? env[variableOf('listen')] ?? SETTINGS.listen[2],
-      env[variableOf('log.level')],
-      env[variableOf('log.format')],
-    );
+    const listen = values.listen ?? env[variableOf('listen')] ?? SETTINGS.listen[2];
+    return { said: await runDemo(listen, env[variableOf('log.level')], env[variableOf('log.format')]) };
   }
   // `--check`, `render`, a start and a reload all load in the same way, so the configuration that was checked is the
   // one that runs.
-  if (isAdd) return addToken({ file: named ?? DEFAULT_FILE, env, flags: values }, rest[0]!, rest.slice(1));
+  if (isAdd) {
+    return { said: await addToken({ file: named ?? DEFAULT_FILE, env, flags: values }, rest[0]!, rest.slice(1)) };
+  }
   // Looked for once: a file that appears later is read after a restart, and cannot change what runs.
   const file = named ?? (isThere(DEFAULT_FILE) ? DEFAULT_FILE : undefined);
   const load = () => loadSettings({ file, env, flags: values });
   const settings = load();
-  if (values.check) return printCheck(settings);
+  if (values.check) return { said: printCheck(settings) };
   if (isRender) return renderMessage(settings, rest[0]!, stdin());
-  if (isTest) return testToken(settings, rest[0]!, rest[1], values.from);
+  if (isTest) return { said: await testToken(settings, rest[0]!, rest[1], values.from) };
   const core = makeCore(settings, makeRules(settings), {});
   stopOnSignal(core.server, () => closeGateway(core));
   reloadOnChange(core, load);
@@ -6430,19 +6513,28 @@ async function runCommand(args: string[], env: NodeJS.ProcessEnv, stdin: () => B
     process.on(event, (error) => logInternalError(core, error));
   }
   void askBackend(core);
-  return '';
+  return { said: '' };
 }
 
 /** By the option's name. */
 const OPTION_HINTS: Hints = [
-  [/^(?:p|port)$/, 'write --listen HOST:PORT'],
+  [/^(?:l|p|port|host)$/, 'write --listen HOST:PORT'],
   [/^c$/, 'write --config FILE'],
+  [/^(?:b|url|backend-url|upstream)$/, 'write --backend URL'],
+  [/^tokens?$/, 'set GATEWAY_TOKENS, or write add NAME RECIPIENT…'],
+  [/^(?:to|recipients?|name|allow)$/, 'write add NAME RECIPIENT…'],
 ];
 
 const COMMAND_HINTS: Hints = [
   [/^(?:add|new|create|init)$/, 'write add NAME RECIPIENT…'],
   [/^(?:test|send)$/, 'write test NAME, or test NAME RECIPIENT'],
   [/^(?:check|demo|help|version)$/, 'put "--" before it'],
+  [/^(?:start|run|serve|up)$/, 'leave it out: gateway.mjs alone starts'],
+  [/^(?:remove|delete|rm|revoke)$/, 'delete the lines of the token from the file'],
+  [/^(?:list|ls|show|status|tokens)$/, 'write --check'],
+  [/^render$/, 'write render NAME < FILE'],
+  [/^token$/, 'write token, or token NAME'],
+  [/^hash$/, 'write hash alone, and the secret on standard input'],
   [/\.json$/, 'write --config FILE'],
 ];
 
@@ -6483,11 +6575,18 @@ function parseCommandLine(args: string[]) {
     const option = (OPTIONS as NodeJS.Dict<{ type: string }>)[token.name];
     // A long name may be a secret.
     const shown = token.rawName.length < SECRET_MIN_LENGTH ? token.rawName : 'with a long name';
-    ensure(option !== undefined, `unknown option ${shown}${adviceFor(OPTION_HINTS, token.name)}; see --help`);
+    const known = Object.keys(OPTIONS).map((name) => `--${name}`);
+    const advice = adviceFor(OPTION_HINTS, token.name) || didYouMean(nearestOf(token.rawName, known));
+    ensure(option !== undefined, `unknown option ${shown}${advice}; see --help`);
     const hasValue = token.value !== undefined && (token.inlineValue || !token.value.startsWith('-'));
     ensure(option.type === 'boolean' || hasValue, `${shown} needs a value; see --help`);
     ensure(option.type === 'string' || token.value === undefined, `${shown} takes no value; see --help`);
   }
+  // Editors and chats make a dash of two hyphens.
+  ensure(
+    !positionals.some((word) => /^[\u2010-\u2015\u2212]/.test(word)),
+    'a dash is no hyphen: write "--"; see --help',
+  );
   return { values: values as Flags, positionals };
 }
 
@@ -6609,6 +6708,8 @@ function describeToken(token: Token) {
   // In lines of 80 columns, because a terminal would break longer ones inside a number.
   const wrapped = (text: string) => text.replace(/(?=.{64})(.{1,63}) /g, `$1\n${' '.repeat(17)}`);
   const lines = Object.entries(rows).flatMap(([name, said]) => said ? `    ${name.padEnd(12)} ${wrapped(said)}` : []);
+  const { number = '', recipients = [] } = token.defaults ?? {};
+  const hasExample = [number, ...recipients, ...token.senders ?? [], ...token.recipients ?? []].some(isExample);
   const idle = token.allow.written.filter((word) => !GROUPS.includes(word) && !canMatch(token, word))
     .map((pattern) => `${pattern} matches no route of the backend`);
   const warnings = [
@@ -6617,10 +6718,18 @@ function describeToken(token: Token) {
       ? ['percent-encode its secret in URLs: it has characters other than letters, digits, . _ ~ -']
       : []),
     ...(token.message?.hasForeignTags
-      ? ['its message has "{%", which is sent as it stands; write {{#name}} … {{/name}}']
+      ? [
+        'its message has "{%", "${" or single braces, which are sent as they stand; write {{name}}, or {{#name}} … {{/name}}',
+      ]
       : []),
+    ...(hasExample ? ['+1555… is a number of the examples; write your own'] : []),
   ].map((warning) => `    warning      ${warning}`);
   return [`  ${token.name}`, ...lines, ...warnings].join('\n');
+}
+
+/** Whether a number is one of the pages' examples: nobody has a number of the area 555. */
+function isExample(number: string) {
+  return number.startsWith('+1555');
 }
 
 /** For each kind of parameter that is checked: a value that passes. */
@@ -6673,7 +6782,7 @@ function checkSendRoute(token: Token) {
 function findToken(settings: Settings, name: string) {
   const tokens = [...makeRules(settings).tokens.values()];
   const token = tokens.find((known) => known.name === name);
-  const names = tokens.map((known) => `"${known.name}"`).join(', ') || 'none';
+  const names = tokens.map((known) => `"${known.name}"`).join(', ') || 'none yet: add NAME RECIPIENT… makes one';
   ensure(token !== undefined, `there is no token with that name; there are ${names}`);
   return token;
 }
@@ -6696,13 +6805,17 @@ function renderMessage(settings: Settings, name: string, body: Buffer) {
   const payload = readPayload(token, body, boundary && `multipart/form-data; boundary="${boundary}"`);
   const send = buildMessage(token, payload);
   checkMessage(token, send);
-  return JSON.stringify(send, null, 2);
+  const { message = '' } = send;
+  // In JSON, a text of several lines is hard to read.
+  const isLegible = JSON.stringify(message) === `"${message}"`;
+  const text = String(message).replace(/[^\P{Cc}\n\t]/gu, '');
+  return { said: JSON.stringify(send, null, 2), remark: isLegible ? '' : `gateway: the phone shows\n\n${text}\n` };
 }
 
 /** What to do if the backend did not answer as expected. Each runtime has its own words for the reasons. */
 const ASK_HINTS: Hints = [
   [/own_address/, "backend.url is this gateway's own address: give the backend's"],
-  [/refused/i, 'start the backend, or correct its port'],
+  [/refused|bad port/i, 'start the backend, or correct its port'],
   [/EAI_AGAIN|ENOTFOUND|dns|lookup|FailedToOpenSocket/i, "correct the backend's name, or put both on one network"],
   [/cert|signature/i, "let this machine trust the backend's certificate"],
   [/reset|closed|socket|SSL|TLS|corrupt|EPROTO|HPE/i, 'correct http:// or https:// in backend.url'],

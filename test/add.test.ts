@@ -120,6 +120,7 @@ suite('add', SIDE_BY_SIDE, () => {
     assert.deepEqual([code, stderr], [0, '']);
     const secret = secretIn(stdout);
     assert.match(stdout, new RegExp(`^"backup" is in ${file}: it may send from \\${FROM} to \\${TO}\\.$`, 'm'));
+    assert.match(stdout, /^The command "test backup" sends a message as it would\.$/m);
     assert.ok(stdout.endsWith(`\ncurl -u api:${secret} -d Hello http://127.0.0.1:8880/v2/send\n`), stdout);
     const digest = createHash('sha256').update(secret).digest('hex');
     assert.deepEqual(JSON.parse(readFileSync(file, 'utf8')), {
@@ -239,6 +240,9 @@ suite('add', SIDE_BY_SIDE, () => {
     ]);
     assert.equal(readFileSync(file, 'utf8'), before);
     assert.deepEqual(asked.length, 3);
+    // With the tokens in the environment too, because a group's id is needed there as well.
+    const inEnv = { GATEWAY_TOKENS: `home=${SECRET}`, GATEWAY_BACKEND_URL: url };
+    assert.equal((await add(join(folder(t), 'none.json'), ['backup'], inEnv)).stderr, stderr);
   });
 
   test('a group is found by its exact name if only one has it; a person is never found by name', async (t) => {
@@ -384,6 +388,17 @@ suite('add', SIDE_BY_SIDE, () => {
     assert.match(stderr, /did not answer \(.+\): start the backend, or correct its port/);
   });
 
+  test('what is missing has a sentence with the command that makes it', async (t) => {
+    const none = await testOf(fileWith(t, {}), ['home']);
+    assert.match(none.stderr, /there is no token with that name; there are none yet: add NAME RECIPIENT… makes one\n$/);
+    const missing = join(folder(t), 'none.json');
+    const { code, stderr } = await cli(['--config', missing, '--check']);
+    assert.equal(code, 2);
+    assert.match(stderr, /none\.json does not exist; correct the path, or make the file with "add NAME RECIPIENT…"\n$/);
+    const misspelt = await add(fileWith(t, {}), ['x', TO, '--for', 'homeassistant']);
+    assert.match(misspelt.stderr, /"homeassistant" is not one of script, .*; did you mean "home-assistant"\?\n$/);
+  });
+
   test('without a question to the backend, it may be down', async (t) => {
     const file = fileWith(t, { backend: { url: `http://127.0.0.1:${await sparePort()}` }, defaults: { number: FROM } });
     assert.equal((await add(file, ['x', TO])).code, 0);
@@ -437,7 +452,7 @@ suite('add', SIDE_BY_SIDE, () => {
       ['tokens:\n  a: b\n', 'YAML is not read'],
       [`{ "tokens": { "old": { "secret": "${SECRET}" } }, "tokens": {} }`, 'is given twice in one object'],
       [{ tokens: { old }, recipient: TO }, 'recipient: is not a setting; did you mean "recipients"?'],
-      [{ tokens: { old, x: old } }, 'there is a token "x" already; choose another name'],
+      [{ tokens: { old, x: old } }, 'there is a token "x" already; choose another name, or first remove it from '],
       [{ tokens: `old=${SECRET}` }, 'tokens: only an object can get another token'],
       [{ tokens: [old] }, 'tokens: only an object can get another token'],
     ];
@@ -454,7 +469,10 @@ suite('add', SIDE_BY_SIDE, () => {
     for (const variable of ['GATEWAY_TOKENS', 'GATEWAY_TOKENS_FILE']) {
       const { code, stderr } = await add(fileWith(t, {}), ['x', TO, '--from', FROM], { [variable]: SECRET });
       assert.equal(code, 2);
-      assert.ok(stderr.includes(`${variable} is set and replaces all tokens of a file`), stderr);
+      assert.ok(
+        stderr.includes(`${variable} is set and replaces all tokens of a file: write NAME=SECRET there`),
+        stderr,
+      );
     }
   });
 
@@ -625,10 +643,10 @@ suite('test', SIDE_BY_SIDE, () => {
       ],
       [
         [400, { error: 'Specified account does not exist' }],
-        '; the backend does not have this account: correct the number',
+        '; +1555… is a number of the examples: write your own',
       ],
       [[429, { error: 'x. Use the attached challenge tokens' }], '; Signal asks for a captcha'],
-      [[201, partial], 'UNREGISTERED_FAILURE"}]}}]; a recipient has no Signal account'],
+      [[201, partial], 'UNREGISTERED_FAILURE"}]}}]; +1555… is a number of the examples'],
       [[200, '<html>'], 'answers 200 <html>; correct backend.url'],
       [[500, ''], "answers 500 an empty body; the backend's own log says why"],
       [hangs, 'did not answer (timeout): '],
@@ -644,6 +662,21 @@ suite('test', SIDE_BY_SIDE, () => {
       // deno-lint-ignore no-control-regex
       assert.ok(!/\x1b/.test(stderr), 'no escape');
       assert.equal(asked.length, 1, 'it is sent once');
+    }
+    for (
+      const [answer, said] of [
+        [[400, { error: 'Specified account does not exist' }], '; the backend does not have this account: correct'],
+        [[201, partial], '; a recipient has no Signal account'],
+      ]
+    ) {
+      const { url } = await startKnowing(t, { 'POST /v2/send': answer });
+      const own = await testOf(fileWith(t, { backend: { url }, tokens }), [
+        'open',
+        '+4915100000002',
+        '--from',
+        '+4915100000001',
+      ]);
+      assert.ok(own.stderr.includes(String(said)), own.stderr);
     }
     const array = await startKnowing(t, { 'POST /v2/send': [201, [{ timestamp: '1' }]] });
     assert.equal((await testOf(fileWith(t, { backend: { url: array.url }, tokens }), ['script'])).code, 0);

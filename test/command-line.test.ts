@@ -55,16 +55,28 @@ suite('command-line', SIDE_BY_SIDE, () => {
     }
   });
 
-  test('--check warns about a secret that a URL cannot hold as it stands, and about tags of another template language', async (t) => {
+  const EXAMPLE = '+1555… is a number of the examples; write your own';
+
+  test('--check warns about a secret that a URL cannot hold as it stands, about tags of another template language, and about the numbers of the examples', async (t) => {
     const all = {
       odd: { secret: `${SECRET}@:/%20#&` },
-      jinja: { secret: OTHER, message: ['{% if title %}', '{{title}}'], defaults: DEFAULTS },
-      plain: { secret: `${SECRET}_~.` },
+      jinja: { secret: OTHER, message: ['{% if title %}', '{{title}}'] },
+      shell: { secret: `${OTHER}1`, message: 'Alert ${title}' },
+      python: { secret: `${OTHER}2`, message: '{title} is down' },
+      plain: {
+        secret: `${SECRET}_~.`,
+        message: '{{title}} {{{body}}} {{#a.b}}{ x }{{/a.b}}',
+        recipients: ['+4915550000'],
+      },
+      example: { secret: `${OTHER}3`, recipients: [TO] },
     };
     const { code, stdout } = await cli(['--check', '--config', fileWith(t, { tokens: all })]);
     assert.deepEqual([code, groupsOf(stdout, /^ {4}warning {6}(.*)$/gm)], [0, [
       'percent-encode its secret in URLs: it has characters other than letters, digits, . _ ~ -',
-      'its message has "{%", which is sent as it stands; write {{#name}} … {{/name}}',
+      ...['{%', 1, 2].map(() =>
+        'its message has "{%", "${" or single braces, which are sent as they stand; write {{name}}, or {{#name}} … {{/name}}'
+      ),
+      EXAMPLE,
     ]]);
     assert.ok(!stdout.includes('%20'), stdout);
   });
@@ -117,7 +129,7 @@ suite('command-line', SIDE_BY_SIDE, () => {
   test('bad usage and bad configuration exit with 2 and the reason on standard error, without a secret', async () => {
     // S is a secret.
     const rows = `
-    --confg x → unknown option --confg; see --help
+    --confg x → unknown option --confg; did you mean "--config"?; see --help
     --port 8880 ;; --port=8880 → unknown option --port; write --listen HOST:PORT; see --help
     -p 8880 → unknown option -p; write --listen HOST:PORT; see --help
     -c x.json → unknown option -c; write --config FILE; see --help
@@ -127,6 +139,15 @@ suite('command-line', SIDE_BY_SIDE, () => {
     check ;; demo ;; help → unknown command or arguments; put "--" before it; see --help
     --listen '' → --listen: is set but empty
     --config '' ;; GATEWAY_CONFIG= → --config, or GATEWAY_CONFIG, is set but empty
+    start ;; run → unknown command or arguments; leave it out: gateway.mjs alone starts; see --help
+    remove hook → unknown command or arguments; delete the lines of the token from the file; see --help
+    list → unknown command or arguments; write --check; see --help
+    hash x → unknown command or arguments; write hash alone, and the secret on standard input; see --help
+    -l :8880 → unknown option -l; write --listen HOST:PORT; see --help
+    --backend-url x ;; -b x → write --backend URL; see --help
+    --tokens x → unknown option --tokens; set GATEWAY_TOKENS, or write add NAME RECIPIENT…; see --help
+    —check ;; –-config x ;; add home +15550100002 —for script → a dash is no hyphen: write "--"; see --help
+    GATEWAY_XYZ=1 → GATEWAY_XYZ: is not a setting | --help lists all settings
     gateway.json ;; ./my.json → unknown command or arguments; write --config FILE; see --help
     frobnicate ;; S → unknown command
     hash S ;; render ;; render hook S ;; token a b → unknown command or arguments
@@ -181,6 +202,7 @@ suite('command-line', SIDE_BY_SIDE, () => {
     const file = fileWith(t, config);
     const { code, stdout } = await cli(['--check', '--config', file]);
     assert.equal(code, 0);
+    const WARNED = `warning ${EXAMPLE}`;
     const [lines, open] = [stdout.split('\n'), 'rate no limit | from any address'];
     // A terminal of 80 columns breaks no number, and the id of a group has its own line.
     for (const line of lines.slice(4)) assert.match(line, /^(?:.{0,80}| {17}group\.\S+)$/);
@@ -192,12 +214,12 @@ suite('command-line', SIDE_BY_SIDE, () => {
       `The configuration is valid. It was read from: the file ${file}.`,
       ...['listen port 8880, for other machines too', 'backend http://backend:1/p', 'tokens 7'],
       'warning: the token "home" has expired',
-      `  home | may call send, GET /v1/groups/:number | presented as path | sends from ${FROM} | sends to ${TO}, group.* | rate 30/1m | from 10.0.0.0/8 | expires 2020-01-01T23:59:59.999Z`,
+      `  home | may call send, GET /v1/groups/:number | presented as path | sends from ${FROM} | sends to ${TO}, group.* | rate 30/1m | from 10.0.0.0/8 | expires 2020-01-01T23:59:59.999Z | ${WARNED}`,
       `  plain | may call send, info | presented as bearer, basic, body | sends from any account | sends to anyone | ${open} | expires never`,
-      `  hook | may call send, info | presented as bearer, basic, body | sends from ${FROM} | sends to ${TO}, ${GROUP} | ${open} | webhooks become sends, with the message from a template; by default with number ${FROM}, recipients ${TO} and ${GROUP}, text_mode styled | expires never`,
-      `  other | may call send, info | presented as bearer, basic, body | sends from ${FROM} | sends to anyone | ${open} | webhooks become sends, with the message from a template; by default with number ${FROM}, recipients ${TO} | expires never`,
-      `  barred | may call send, info | presented as bearer, basic, body | sends from ${FROM} | sends to ${TO} | ${open} | webhooks become sends; by default with number ${FROM}, recipients ${TO} and ${STRANGER}; warning: they will be refused: This token may not send to one of these recipients: a phone number that is not on its list ("recipients", or else those in "defaults"). | expires never`,
-      `  reader | may call info | presented as bearer, basic, body | reads ${FROM} | ${open} | webhooks become sends; by default with number ${FROM}, recipients ${TO}; warning: they will be refused: This token may not use this endpoint; the word "send" in its "allow" opens it. | expires never`,
+      `  hook | may call send, info | presented as bearer, basic, body | sends from ${FROM} | sends to ${TO}, ${GROUP} | ${open} | webhooks become sends, with the message from a template; by default with number ${FROM}, recipients ${TO} and ${GROUP}, text_mode styled | expires never | ${WARNED}`,
+      `  other | may call send, info | presented as bearer, basic, body | sends from ${FROM} | sends to anyone | ${open} | webhooks become sends, with the message from a template; by default with number ${FROM}, recipients ${TO} | expires never | ${WARNED}`,
+      `  barred | may call send, info | presented as bearer, basic, body | sends from ${FROM} | sends to ${TO} | ${open} | webhooks become sends; by default with number ${FROM}, recipients ${TO} and ${STRANGER}; warning: they will be refused: This token may not send to one of these recipients: a phone number that is not on its list ("recipients", or else those in "defaults"). | expires never | ${WARNED}`,
+      `  reader | may call info | presented as bearer, basic, body | reads ${FROM} | ${open} | webhooks become sends; by default with number ${FROM}, recipients ${TO}; warning: they will be refused: This token may not use this endpoint; the word "send" in its "allow" opens it. | expires never | ${WARNED}`,
       `  stats | may call metrics | presented as bearer, basic, body | ${open} | expires never`,
       '',
     ]);
@@ -251,7 +273,9 @@ suite('command-line', SIDE_BY_SIDE, () => {
     for (const args of [['render', 'hook', '--config', file], ['--config', file, 'render', 'hook']]) {
       for (const input of [payload, `payload=${encodeURIComponent(payload)}`]) {
         const { code, stdout, stderr } = await cli(args, { input });
-        assert.deepEqual([code, stderr, JSON.parse(stdout)], [0, '', { ...styled, message: 'ü\nb' }]);
+        // In JSON, the text is hard to read; standard output stays JSON alone.
+        const shown = 'gateway: the phone shows\n\nü\nb\n';
+        assert.deepEqual([code, stderr, JSON.parse(stdout)], [0, shown, { ...styled, message: 'ü\nb' }]);
       }
     }
     const laid = (fields: object): string => JSON.stringify({ message: 'x', ...fields });
@@ -305,7 +329,9 @@ suite('command-line', SIDE_BY_SIDE, () => {
         const form = String(body).replaceAll('--limit', boundary);
         const input = form.replace(/(?<=filename=.*\r\n)/, 'Content-Type: text/plain\r\n');
         const { code, stdout, stderr } = await render(input);
-        assert.deepEqual([code, stderr, JSON.parse(stdout || '{}')], [0, '', { ...DEFAULTS, ...json }]);
+        assert.deepEqual([code, JSON.parse(stdout || '{}')], [0, { ...DEFAULTS, ...json }]);
+        const { message = '' } = JSON.parse(stdout);
+        assert.equal(stderr, message.includes('\n') ? `gateway: the phone shows\n\n${message}\n` : '');
       }
     }
     assert.deepEqual([(await render('{x')).code, (await render('{x')).stdout], [1, '']);

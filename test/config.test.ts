@@ -38,7 +38,7 @@ const BAD_SETTINGS = literal`
   {"defaults":{"text_mode":"bold"}} ⇒ defaults.text_mode: "bold" is not normal or styled
   {"defaults":{"recipient":"${TO}"}} ⇒ defaults.recipient: is not a setting; did you mean "recipients"?
   {"defaults":{"recipients":["${TO}","15550100002"]}} ⇒ defaults.recipients[1]: "15550100002" ${IS_NO_RECIPIENT}; ${WRITE_NUMBER}
-  {"defaults":{"recipients":["group.*",1]}} ⇒ defaults.recipients[0]: "group.*" ${IS_NO_RECIPIENT} ⇒ defaults.recipients[1]: 1 ${IS_NO_RECIPIENT}; ${WRITE_NUMBER}
+  {"defaults":{"recipients":["group.*",1]}} ⇒ defaults.recipients[0]: "group.*" ${IS_NO_RECIPIENT}; a send goes to one group: write its "id" ⇒ defaults.recipients[1]: 1 ${IS_NO_RECIPIENT}; ${WRITE_NUMBER}
   {"defaults":{"recipients":["${`${TO}","`.repeat(70_000)}${TO}"]}} ⇒ defaults.recipients: is larger than 1MiB
   {"defaults":{"recipients":["*"]}} ⇒ defaults.recipients[0]: "*" ${IS_NO_RECIPIENT}; ${ALONE}
   {"senders":["*","${FROM}"]} ⇒ senders[0]: "*" is not "+" and 5 to 15 digits; ${ALONE}
@@ -74,8 +74,7 @@ suite('config', SIDE_BY_SIDE, () => {
   const NO_DATE =
     'is not a date such as 2027-06-30 (valid through that day, UTC) or a time such as 2027-06-30T12:00:00Z';
 
-  const NO_NAMES =
-    'write the number of a person, and the "id" of a group, which GET /v1/groups/+NUMBER lists with its name';
+  const NO_NAMES = 'write the number of a person, and the "id" of a group: "gateway.mjs add NAME" lists them';
 
   const NO_RULE =
     'is not one of send, info, receive, messaging, setup, metrics, or a pattern such as "GET /v1/groups/:number"';
@@ -129,7 +128,7 @@ suite('config', SIDE_BY_SIDE, () => {
     {"backend":{"urls":"x"},"ra":1,"r":1} → backend.urls: is not a setting; did you mean "url"? | ra: is not a setting; did you mean "rate"? | r: is not a setting
     X → the configuration: must be an object | for: [], null
     {"tokens":{}} → tokens: contains no token; remove it to run without tokens
-    {"tokens":[]} → tokens: must be an object, name to settings
+    {"tokens":[]} → tokens: must be an object from name to settings, such as {"home": {"secret": …}}
     {"backend":"http://x"} → backend: must be an object, such as {"url": …}
     {"X":"8880"} → X: is not a setting; did you mean "listen"? | for: port, host, bind
     {"users":{}} → users: is not a setting; did you mean "tokens"?
@@ -141,17 +140,17 @@ suite('config', SIDE_BY_SIDE, () => {
     @ {"secretFile":"/x"} → tokens.test: needs exactly one of "secret" and "secretFile"
     @ {"secret":"X"} → tokens.test.secret: the secret is shorter than 16 characters; "gateway.mjs token" makes a good one | for: short, of-15-character
     @ {"secret":17} → tokens.test.secret: must be a string
-    @ {"secret":"sha256:12"} → tokens.test.secret: after "sha256:" there must be 64 hexadecimal digits, as "gateway.ts token" prints them
+    @ {"secret":"sha256:12"} → tokens.test.secret: after "sha256:" there must be 64 hexadecimal digits and nothing else: put the digest there that "gateway.mjs token" prints
     @ {"secret":"${SECRET}\n"} → tokens.test.secret: has several lines, or a control character; keep one line with only the secret
     # In JSON nobody quotes a secret by mistake.
     @ {"secret":"X"} → | for: \"${SECRET}\", {${SECRET}}, ${SECRET};${OTHER}, ${SECRET} ${OTHER}, of-16-characters
     @ {"secret":"X"} → tokens.test.secret: starts or ends with white space | for:  ${SECRET}, ${SECRET} , \u00a0${SECRET}
     {"tokens":{"a":{"secretFile":"/no/such/file"}}} → tokens.a.secretFile: /no/such/file ${MISSING}
-    {"tokens":{"a":{"secret":"${SECRET}"},"b":{"secret":"${SECRET}"}}} → tokens: "a" and "b" have the same secret
+    {"tokens":{"a":{"secret":"${SECRET}"},"b":{"secret":"${SECRET}"}}} → tokens: "a" and "b" have the same secret; give each its own
     {"tokens":{"a b":{"secret":"${SECRET}"}}} → tokens[0]: a name may have letters, digits, "_", "-" and ".", 64 at most
     # Every line of the log would show the name.
     {"tokens":{"a":{"secret":"${OTHER}"},"${SECRET}":{"secret":"X"}}} → tokens[1]: has a secret as its name | for: ${SECRET}, ${digest}
-    @ {"methods":["paht"],"expires":"2027-02-30"} → tokens.test.methods[0]: "paht" is not one of bearer, basic, query, path, body | tokens.test.expires: "2027-02-30" ${NO_DATE}
+    @ {"methods":["paht"],"expires":"2027-02-30"} → tokens.test.methods[0]: "paht" is not one of bearer, basic, query, path, body; did you mean "path"? | tokens.test.expires: "2027-02-30" ${NO_DATE}
     @ {"expires":"2027-02-31T00:00:00Z"} → tokens.test.expires: the value ${NO_DATE}
     @ {"senders":["0664123"],"recipient":["+1"]} → tokens.test.senders[0]: "0664123" is not "+" and 5 to 15 digits; ${WRITE_NUMBER} | tokens.test.recipient: is not a setting; did you mean "recipients"?
     @ {"recipients":[]} → tokens.test.recipients: must be a list with at least one entry
@@ -161,7 +160,7 @@ suite('config', SIDE_BY_SIDE, () => {
     @ {"clients":["X"]} → tokens.test.clients[0]: "X" is not an address or a CIDR range | for: 10.0.0.0/33, ::1/129, 1.2.3.4/, 1.2.3.4/8/8
     # What is no text gets no advice for texts.
     @ {"clients":["1.2.3.4",X]} → tokens.test.clients[1]: X is not an address or a CIDR range | for: {}, null, ["caddy"]
-    {"allow":["info","X"]} → allow[1]: "X" ${NO_RULE} | for: snd, get /v1/about, GET v1/about, HEAD /v1/about, GET /v1/a%62, GET /v1/x?y, constructor, toString, __proto__
+    {"allow":["info","X"]} → allow[1]: "X" ${NO_RULE} | for: GET v1/about, HEAD /v1/about, GET /v1/a%62, GET /v1/x?y, constructor, toString, __proto__
     {"rate":"30","limits":{"body":"150"},"log":{"level":"trace"}} → rate: "30" is not a rate such as 30/1m | limits.body: "150" is not a size such as 150MiB | log.level: "trace" is not one of debug, info, warn, error
     {"rate":["30/1m"],"limits":{"connections":0},"shutdown":"10"} → rate: ["30/1m"] is not a rate such as 30/1m | limits.connections: 0 is not a whole number of at least 1 | shutdown: "10" is not a duration such as 10s
     {"shutdown":"X"} → shutdown: "X" is not a duration such as 10s | for: 2147483648ms, 2147484s, 25d, 0s ms
@@ -189,7 +188,8 @@ suite('config', SIDE_BY_SIDE, () => {
     const port = 'the highest port is 65535';
     const noListen = 'is not host:port, :port or [::]:port';
     const quotes = 'leave out the quotes';
-    const groupId = 'this is not the "id" of a group; GET /v1/groups/+NUMBER lists them';
+    const noList = 'must be a list with at least one entry';
+    const groupId = 'this is not the "id" of a group; "gateway.mjs add NAME" lists them';
     const API = `"GATEWAY_TOKENS":"${SECRET}"`;
     checkProblems(t, dir)`
     env {${API},"GATEWAY_TRUSTED_PROXIES":"X"} → GATEWAY_TRUSTED_PROXIES[0]: "X" is not an address or a CIDR range; ${name} | for: caddy, localhost, a.example
@@ -204,6 +204,25 @@ suite('config', SIDE_BY_SIDE, () => {
     {"listen":8880} → listen: 8880 ${noListen}; put a colon before the port
     @ {"secretFile":"DIR/two"} → tokens.test: needs exactly one of "secret" and "secretFile"
     {"tokens":{"a":{"secretFile":"DIR/two"}}} → tokens.a.secretFile: has several lines, or a control character; keep one line with only the secret
+    {"allow":["X"]} → allow[0]: "X" ${NO_RULE}; write the method in capitals, a space, and the path | for: get /v1/about, POST/v2/send
+    {"allow":["X"]} → allow[0]: "X" ${NO_RULE}; "messaging" and "info" are enough for most clients | for: *, all
+    {"allow":["snd"],"auth":{"methods":["barer"]},"log":{"level":"INFO"}} → auth.methods[0]: "barer" is not one of bearer, basic, query, path, body; did you mean "bearer"? | allow[0]: "snd" ${NO_RULE}; did you mean "send"? | log.level: "INFO" is not one of debug, info, warn, error; did you mean "info"?
+    {"clients":["X"]} → clients[0]: "X" is not an address or a CIDR range; write a network with its length, such as 192.168.1.0/24 | for: 192.168.1.*, 10.0.0.x, 10.0.0.1-9
+    {"clients":["X"]} → clients[0]: "X" is not an address or a CIDR range; leave out the port | for: 192.168.1.1:80, [::1]:80
+    {"X":1} → X: is not a setting; remove it, because JSON has no comments | for: _comment, comment
+    {"number":"${FROM}","log_level":"debug"} → number: is not a setting; did you mean "defaults"? | log_level: is not a setting; did you mean "log"?
+    @ {"token":"${OTHER}","from":"${FROM}","to":"${TO}"} → tokens.test.token: is not a setting; did you mean "secret"? | tokens.test.from: is not a setting; did you mean "senders"? | tokens.test.to: is not a setting; did you mean "recipients"?
+    @ {"defaults":{"from":"${FROM}"}} → tokens.test.defaults.from: is not a setting; did you mean "number"?
+    env {${API},"X":"${FROM}"} → X: is not a setting; did you mean "GATEWAY_DEFAULTS_NUMBER"? | for: GATEWAY_NUMBER
+    # A list that is written in a variable as in the file, or with quotes of compose.
+    env {${API},"GATEWAY_DEFAULTS_RECIPIENTS":"[\"${TO}\"]"} → GATEWAY_DEFAULTS_RECIPIENTS: ${noList}; separate the entries by commas, without brackets and quotes
+    env {${API},"GATEWAY_DEFAULTS_RECIPIENTS":"\"${TO},${FROM}\""} → GATEWAY_DEFAULTS_RECIPIENTS: ${noList}; ${quotes}
+    env {${API},"GATEWAY_DEFAULTS_RECIPIENTS":"X"} → GATEWAY_DEFAULTS_RECIPIENTS[0]: the value ${IS_NO_RECIPIENT}; put a comma between two numbers | for: ${TO} ${FROM}, ${TO};${FROM}
+    env {${API},"GATEWAY_DEFAULTS_NUMBER":"${TO},${FROM}"} → GATEWAY_DEFAULTS_NUMBER: the value is not "+" and 5 to 15 digits; this is more than one number
+    env {${API},"GATEWAY_BACKEND_URL":"“http://x”"} → GATEWAY_BACKEND_URL: ${url}; ${quotes}
+    env {${API},"GATEWAY_LISTEN":"X"} → GATEWAY_LISTEN: "X" ${noListen}; put a colon and the port after it | for: localhost, 0.0.0.0
+    env {${API},"GATEWAY_LISTEN":"http://:8880"} → GATEWAY_LISTEN: "http://:8880" ${noListen}; leave out "http://", and what follows the port
+    @ {"recipients":["🚪 Door"]} → tokens.test.recipients[0]: "🚪 Door" ${NO_RECIPIENT}; ${NO_NAMES}
     {"allow":["X"]} → allow[0]: "X" ${NO_RULE}; leave out the "/" at the end | for: GET /v1/about/, * /v1/x/
     {"allow":["X"]} → allow[0]: "X" ${NO_RULE}; put the method before the path, or "*" for all methods | for: /v1/about, /v1/groups/
     env {"GATEWAY_TOKENS":"X=${SECRET}"} → GATEWAY_TOKENS[0]: ${SPACE} | for: my phone
@@ -213,7 +232,7 @@ suite('config', SIDE_BY_SIDE, () => {
     @ {"recipients":["X"]} → tokens.test.recipients[0]: the value ${NO_RECIPIENT}; ${groupId} | for: ${INTERNAL_ID}, ${
       GROUP.slice(0, -1)
     }
-    @ {"recipients":["https://signal.group/#CjQKIA"]} → tokens.test.recipients[0]: the value ${NO_RECIPIENT}; an invite link does not name a group; write the "id" that GET /v1/groups/+NUMBER lists
+    @ {"recipients":["https://signal.group/#CjQKIA"]} → tokens.test.recipients[0]: the value ${NO_RECIPIENT}; an invite link does not name a group; write the "id" that "gateway.mjs add NAME" lists
     @ {"recipients":["Mum"]} → tokens.test.recipients[0]: "Mum" ${NO_RECIPIENT}; ${NO_NAMES}`;
   });
 
@@ -234,7 +253,7 @@ suite('config', SIDE_BY_SIDE, () => {
     env {"GATEWAY_TOKENS":" , "} → GATEWAY_TOKENS: ${none}
     env {"GATEWAY_TOKENS_FILE":"DIR/empty"} → GATEWAY_TOKENS_FILE: ${none}
     env {${API},"GATEWAY_TOKENS_FILE":""} → GATEWAY_TOKENS_FILE: is set together with GATEWAY_TOKENS; use one of them | GATEWAY_TOKENS_FILE: ${empty}
-    env {"GATEWAY_TOKENS":"${SECRET},tooshort,a=${OTHER},a=${OTHER}x"} → GATEWAY_TOKENS[1]: ${short} | GATEWAY_TOKENS[3]: has the name of an earlier one
+    env {"GATEWAY_TOKENS":"${SECRET},tooshort,a=${OTHER},a=${OTHER}x"} → GATEWAY_TOKENS[1]: ${short} | GATEWAY_TOKENS[3]: has the name of an earlier one; choose another
     env {"GATEWAY_TOKENS":"home-assistant-main: ${SECRET},home=${OTHER}:"} → GATEWAY_TOKENS[0]: ${SPACE}
     # A variable of the shell that is not set leaves the name alone, which anyone could guess.
     env {"GATEWAY_TOKENS":"X"} → GATEWAY_TOKENS[0]: ${nameless} | for: home-assistant-main=, c2VjcmV0LW9mLXNvbWUtbGVuZ3Ro=, home==
@@ -250,8 +269,8 @@ suite('config', SIDE_BY_SIDE, () => {
     env {"GATEWAY_TOKENS_FILE":"X"} → GATEWAY_TOKENS_FILE: the file ${MISSING} in ${cwd} | for: ${SECRET}, no-folder/anywhere/tokens
     # Where a source of tokens could not be read, nobody is told to let everybody in.
     env {${open},"GATEWAY_TOKENS_FILE":"DIR/none"} → GATEWAY_TOKENS_FILE: DIR/none ${MISSING}
-    load {"env":{${open}},"file":"DIR/none"} → configuration: DIR/none ${MISSING}
-    load {"env":{${open}},"file":"DIR/half"} → DIR/half: is not a JSON object: line 1, column 2: it ends before the object is complete
+    load {"env":{${open}},"file":"DIR/none"} → configuration: DIR/none ${MISSING}; correct the path, or make the file with "add NAME RECIPIENT…"
+    load {"env":{${open}},"file":"DIR/half"} → DIR/half: is not a JSON object: line 1, column 2: it ends before the object is complete; a closing quote, bracket or brace is missing
     load {"env":{${open}},"file":"DIR/typo"} → token: is not a setting; did you mean "tokens"?
     env {${open},"GATEWAY_TOKEN":"${SECRET}"} → GATEWAY_TOKEN: is not a setting; did you mean "GATEWAY_TOKENS"?
     env {${open},"GATEWAY_CONF":"DIR/half"} → GATEWAY_CONF: is not a setting; did you mean "GATEWAY_CONFIG"?`;
@@ -274,10 +293,10 @@ suite('config', SIDE_BY_SIDE, () => {
     file X → FILE: is not a JSON object: line 1, column 1: it must begin with "{"; YAML is not read, write JSON | for: listen: 8880, ---\nlisten: 8880, # mine\n\nbackend:\n  url: x, tls.key: ${SECRET}
     file X → FILE: is not a JSON object: line 1, column 1: it must begin with "{"; YAML is not read, write JSON | for: api:\n  port: 1, ---\nservice:\n  port: 1
     file {"api":{},"service":{"port":1},"settings":{}} → api: is not a setting | service: is not a setting | settings: is not a setting
-    file {"tokens":{"a":${token},\n "a":{"secret":"${OTHER}"}}} → FILE: line 2, column 2: "a" is given twice in one object
-    file {"tokens":{"a":{"secret":"${SECRET}","allow":["info"] , "\\u0061llow" :["send"]}}} → FILE: line 1, column 76: "allow" is given twice in one object
-    file {"rate":"1/1s",\n\n  "rate":"2/1s","rate":"3/1s"} → FILE: line 3, column 3: "rate" is given twice in one object | FILE: line 3, column 17: "rate" is given twice in one object
-    file {"log":{"level":"info"},"log":{}} → FILE: line 1, column 25: "log" is given twice in one object
+    file {"tokens":{"a":${token},\n "a":{"secret":"${OTHER}"}}} → FILE: line 2, column 2: "a" is given twice in one object; keep one
+    file {"tokens":{"a":{"secret":"${SECRET}","allow":["info"] , "\\u0061llow" :["send"]}}} → FILE: line 1, column 76: "allow" is given twice in one object; keep one
+    file {"rate":"1/1s",\n\n  "rate":"2/1s","rate":"3/1s"} → FILE: line 3, column 3: "rate" is given twice in one object; keep one | FILE: line 3, column 17: "rate" is given twice in one object; keep one
+    file {"log":{"level":"info"},"log":{}} → FILE: line 1, column 25: "log" is given twice in one object; keep one
     file {"log":{"level":"info"},"backend":{"url":"http://log","timeout":"1s"},"rate":"1/1s"} →
     file {"tokens":{"a":{"secret":"${SECRET}","message":"\"rate\":1 {\"a\":1,\"a\":{}} \\\\"},"rate":{"secret":"${OTHER}"}}} →`;
     const whole = `{\n  "tokens": {\n    "a": ${token}\n  },\n  "listen": "0.0.0.0:8880"\n}`;
@@ -285,7 +304,10 @@ suite('config', SIDE_BY_SIDE, () => {
     for (let length = 0; length < whole.length; length++) {
       writeFileSync(file, whole.slice(0, length));
       const found = problemsOf(() => loadSettings({ file })).join('\n');
-      assert.match(found, /^.*: is not a JSON object: line \d+, column \d+: it ends before the object is complete$/);
+      assert.match(
+        found,
+        /^.*: is not a JSON object: line \d+, column \d+: it ends before the object is complete; a closing quote, bracket or brace is missing$/,
+      );
     }
   });
 
@@ -414,6 +436,28 @@ suite('config', SIDE_BY_SIDE, () => {
     const backend = await startBackend(t);
     const { log } = await startProcess(t, { backend, env: { HOSTNAME: 'a1b2c3', TOKEN: OTHER, PORT: '80' } });
     assert.equal(logLines(log)[0]!.warning, undefined);
+  });
+
+  test('a secret in text with what separates or quotes entries elsewhere is a warning, without the secret', async (t) => {
+    const said =
+      'has a quote, a brace, ":" or ";" in its secret; tokens in text are NAME=SECRET, with commas between them';
+    const warningsOf = async (GATEWAY_TOKENS: string) => {
+      const { code, stdout } = await cli(['--check'], { env: { GATEWAY_TOKENS } });
+      assert.equal(code, 0);
+      assert.doesNotMatch(stdout, SECRETS);
+      return stdout.split('\n').filter((line) => line.startsWith('warning')).join();
+    };
+    for (const text of [`"home=${SECRET}"`, `{"home":"${SECRET}"}`, `home:${SECRET}`, `'${SECRET}'`]) {
+      assert.equal(await warningsOf(text), `warning: the token "token-1" ${said}`, text);
+    }
+    for (const text of [`home="${SECRET}"`, `home=${SECRET};b=${OTHER}`, `home=“${SECRET}”`]) {
+      assert.equal(await warningsOf(text), `warning: the token "home" ${said}`, text);
+    }
+    for (const text of [`home=${SECRET}`, `home=sha256:${hashOf(SECRET)}`, `${SECRET}+/==`]) {
+      assert.equal(await warningsOf(`x${text},y=${OTHER}`), '', text);
+    }
+    const { log } = await startProcess(t, { env: { GATEWAY_TOKENS: `home:${SECRET}` } });
+    assert.ok(String(logLines(log)[0]!.warning).includes(said), log.join('\n'));
   });
 
   test('environment tokens that replace those of the file are a warning at start and in --check', async (t) => {
@@ -595,8 +639,11 @@ suite('config', SIDE_BY_SIDE, () => {
     assert.deepEqual([...loadSettings({ env: { GATEWAY_CORS: good } }).cors!], good.split(', '));
     const NO_ORIGIN = 'is not an origin as browsers send it: https://dash.example:8443, no path, no default port';
     checkProblems(t)`
-    {"cors":["X"]} → cors[0]: "X" ${NO_ORIGIN} | for: *, null, https://*, dash.example, //dash.example, https://d/x, https://d?x, https://Dash, HTTPS://d, https://d:443, http://d:80, http://d:080, https://u@d, ftp://d, file://, https://dé, https://1.2.3,  https://d
-    {"cors":["X"]} → cors[0]: the value ${NO_ORIGIN} | for: https://dash.example/, chrome-extension://abc`;
+    {"cors":["X"]} → cors[0]: "X" ${NO_ORIGIN} | for: null, https://*, //dash.example, https://d/x, https://d?x, https://Dash, HTTPS://d, https://d:443, http://d:80, http://d:080, https://u@d, ftp://d, file://, https://dé, https://1.2.3,  https://d
+    {"cors":["X"]} → cors[0]: the value ${NO_ORIGIN} | for: chrome-extension://abc
+    {"cors":["*"]} → cors[0]: "*" ${NO_ORIGIN}; name each origin, because a page of any other could act, too
+    {"cors":["X"]} → cors[0]: "X" ${NO_ORIGIN}; write "https://" or "http://" before it | for: dash.example, dash:3000
+    {"cors":["https://d/"]} → cors[0]: "https://d/" ${NO_ORIGIN}; leave out the "/" at the end`;
   });
 
   test("a token's recipients and defaults are valid groups, numbers, UUIDs and user names; anything else is a mistake", () => {

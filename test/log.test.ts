@@ -121,6 +121,8 @@ suite('log', SIDE_BY_SIDE, () => {
 
   const DIGEST = createHash('sha256').update(SECRET).digest('hex');
   const HOOK = { defaults: DEFAULTS, message: '{{text}}' };
+  const NO_TOKEN =
+    'The request has no token where one is looked for: in the header Authorization, in the field "auth" of the body, or, if "methods" has path or query, as /@auth=TOKEN/ or ?@auth=TOKEN in the URL. A program that drops "api:TOKEN@" from its URL needs one of these.';
 
   table(
     'the sentence of a refusal is in the log as detail, unless all refusals of its code have the same one',
@@ -134,11 +136,20 @@ suite('log', SIDE_BY_SIDE, () => {
     GET /v2/send/x?a=%0a → 400 bad_target | detail=The URL is not accepted: it contains an encoded control character.
     POST /v2/send/v2/send | {} → 404 unknown_endpoint | detail=The address has /v2/send twice; remove one of them.
     POST /v1/register/${FROM} → 403 setup_blocked | detail=undefined
-    bearer wrong → 401 unauthorized | reason=unknown_token | detail=undefined
+    bearer wrong → 401 unauthorized | reason=unknown_token | detail=No token has this secret. Often something was copied with it: a quote, a space, "api:", "NAME=", or, after ?@auth=, a path.
     basic home:${SECRET} → 401 unauthorized | reason=wrong_user | detail=With Basic, the user is always "api", whatever the token is called; the token is the password.
     Authorization: ${SECRET} → 401 unauthorized | detail=Write "Bearer" and a space before the token.
     Authorization: Bearer ${DIGEST} → 401 unauthorized | reason=digest | detail=This is the digest of a token, which is for the gateway; give the client the secret.
-    none | GET /v1/about?@auth=${SECRET} → 401 unauthorized | reason=method_not_accepted | detail=The token is right, but it, or auth.methods, does not list the place where the client puts it.
+    none | GET /v1/about?@auth=${SECRET} → 401 unauthorized | reason=method_not_accepted | detail=The token is right, but not accepted in this place: add what "auth" says here to the "methods" of the token, or put it elsewhere.
+    # Where other gateways take a token, this one has none to look up. The client gets what every 401 has.
+${
+    [
+      ...['auth', 'token', 'access_token'].map((name) => `GET /v1/about?${name}=${SECRET}`),
+      ...['X-API-Key', 'X-Auth-Token'].map((name) => `GET /v1/about | ${name}: ${SECRET}`),
+      `{"token":"${SECRET}","message":"x"}`,
+    ].map((request) => `    none | ${request} → 401 unauthorized | reason=no_credential | detail=${NO_TOKEN}`)
+  }
+    none | Origin: https://x.example → 401 unauthorized | reason=origin_not_listed | detail=A page of this origin may use the gateway once "cors" has the origin.
     * bearer ${OTHER}
     {"private":"x"} → 400 bad_field | "top-level keys are \"private\"" | detail=The send would lack message; the response lists the body's top-level keys. Set what the webhook lacks in the token's "defaults", or in its "message" template if that found nothing in these keys.
     {"text":"x","Recipients ":"x"} → 400 bad_field | "The field \"Recipients \" is not" | detail=The field "recipients" is not a field of a send; a send has "number", "recipients" and "base64_attachments".`;
