@@ -377,10 +377,13 @@ const LIST_HINTS: Hints = [
 ];
 
 const NUMBER_HINTS: Hints = [
+  // Copied from a contact, a number often stands between marks for the direction of writing.
+  [/[\p{Cf}\u00a0]/u, 'it has a character that is not seen: type it anew'],
   [/\d[\s;|]+\+\d/, 'put a comma between two numbers'],
   [/\d"?,\s*"?\+\d/, 'this is more than one number'],
+  [/^\+\d+[,;]$/, 'leave out what follows the last digit'],
   [/^\*$/, 'in "senders" and "recipients" it stands alone, for everyone'],
-  [/^\+?[\d ()./-]+$/, 'write "+", the country code and digits alone, in double quotes'],
+  [/^(?:\+|%2B)?[\d ()./-]+$/i, 'write "+", the country code and digits alone, in double quotes'],
 ];
 
 const RECIPIENT_HINTS: Hints = [
@@ -394,6 +397,7 @@ const RECIPIENT_HINTS: Hints = [
 
 /** In a configuration. `add` takes the name of a group, and looks it up. */
 const CONFIGURED_RECIPIENT_HINTS: Hints = [
+  [/^(?:all|any|anyone|everybody|everyone)$/i, 'write "*" alone, for everyone'],
   [/^group\.\*$/, 'a send goes to one group: write its "id"'],
   ...RECIPIENT_HINTS,
   [
@@ -1476,7 +1480,8 @@ function applySettings(core: Core, settings: Settings) {
 function warningsOf(rules: Rules, { listen }: AtStart, nowMs: number) {
   const { all } = rules;
   const others = listen.isLocal ? '' : ', from other machines too';
-  const openWarning = `no tokens are configured: all requests are accepted without authentication${others}`;
+  const advice = rules['auth.anonymous'] ? '' : '; the command "add" makes one, and --config names the file';
+  const openWarning = `no tokens are configured: all requests are accepted without authentication${others}${advice}`;
   const lists = new Set([rules.trustedProxies, ...all.map(({ clients }) => clients)]);
   const networks = [...lists].flatMap((list) => list?.written.filter((entry) => /(?:\.0|::)$/.test(entry)) ?? []);
   const ofTokens = (what: string, has: (token: Token) => boolean | undefined) =>
@@ -2206,8 +2211,8 @@ const CREDENTIAL_ADVICE: NodeJS.Dict<string> = {
     '"api:TOKEN@" from its URL needs one of these.',
   origin_not_listed: 'A page of this origin may use the gateway once "cors" has the origin.',
   unknown_token:
-    'No token has this secret. Often something was copied with it: a quote, a space, "api:", "NAME=", or, ' +
-    'after ?@auth=, a path.',
+    'No token has this secret. Often it is empty, or something was copied with it: a quote, a space, "api:", "NAME=", ' +
+    'or, after ?@auth=, a path.',
   digest: 'This is the digest of a token, which is for the gateway; give the client the secret.',
   expired_token: 'Give the token a later date in "expires", or make a new one.',
   wrong_user: 'With Basic, the user is always "api", whatever the token is called; the token is the password.',
@@ -2417,8 +2422,11 @@ function patternMatches({ method, parts }: Pattern, { method: wanted, segments, 
 /** A further sentence of a 405 for GET /v2/send. */
 const SEND_BY_GET = ' To send by GET, a token needs "GET /v2/send" in its "allow", and "defaults" or "message".';
 
-/** The sentence of a 404 if a client appends the path to an address that has it. */
-const SEND_TWICE = 'The address has /v2/send twice; remove one of them.';
+/** The sentence of a 404 if a client appends a path to an address that has one. */
+const TWICE_HINTS: Hints = [
+  [/\/v2\/send\/.*v2\/send$/, 'The address has /v2/send twice; remove one of them.'],
+  [/\/v2\/send\/v[12]\/./, 'This client appends the path itself: give it the address without /v2/send.'],
+];
 
 /** The problem for a target that is not on an allowlist. Setup comes first, so that it does not reveal its routes. */
 function refusalOfRoute({ allow }: Token, { method, route, segments, isSendByGet }: Target) {
@@ -2431,8 +2439,8 @@ function refusalOfRoute({ allow }: Token, { method, route, segments, isSendByGet
   }
   const routes = ROUTES.filter(({ parts }) => partsMatch(parts, segments));
   if (routes.length === 0) {
-    const isTwice = /\/v2\/send\/.*v2\/send$/.test(`/${segments.join('/')}`);
-    return isTwice ? withDetail('unknown_endpoint', SEND_TWICE) : new Problem('unknown_endpoint');
+    const sentence = hintFor(TWICE_HINTS, `/${segments.join('/')}`);
+    return sentence ? withDetail('unknown_endpoint', sentence) : new Problem('unknown_endpoint');
   }
   const methods = [...new Set(routes.map(({ method }) => method))];
   const detail = `This endpoint accepts ${methods.join(', ')}, but not ${method}.${isSendByGet ? SEND_BY_GET : ''}`;
@@ -5269,7 +5277,9 @@ function scalarOf<T>(
     // A program that embeds the gateway can give any value, with a text of its own.
     const text = /^(?:string|number|boolean)$/.test(typeof value) ? String(value) : '';
     const parsed = parse(text);
-    const advice = adviceFor([QUOTE_HINT, ...hints], text) || didYouMean(nearestOf(text, words));
+    const isSeveral = text.split(/[\s;|]+/).filter((word) => words.includes(word)).length > 1;
+    const guess = isSeveral ? '; put a comma between two words' : didYouMean(nearestOf(text, words));
+    const advice = adviceFor([QUOTE_HINT, ...hints], text) || guess;
     ensure(parsed !== undefined, `${showValue(value, 'the value')} is not ${expected}${advice}`);
     return parsed;
   };
@@ -5311,7 +5321,7 @@ function readMembers<T>(readers: { [K in keyof T]-?: Reader<T[K]> }, value: obje
   const known = new Map<string, Reader<unknown>>(Object.entries(readers));
   const mistakes = new Mistakes();
   const members = membersOf(value).map(([key, inner], i) => {
-    const read = known.get(key) ?? (() => refuseSetting(key, Object.keys(readers)));
+    const read = known.get(key) ?? (() => refuseSetting(key, Object.keys(readers), inner));
     return [key, mistakes.collect(placeOf(key, i), () => read(refuseNull(inner)))];
   });
   return mistakes.end(Object.fromEntries(members));
@@ -5347,7 +5357,9 @@ const SYNONYMS: Hints = [
 ];
 
 /** @throws {UsageError} with the setting that is meant, if it can be guessed. */
-function refuseSetting(key: string, known: readonly string[]) {
+function refuseSetting(key: string, known: readonly string[], value?: unknown) {
+  const isToken = isObject(value) && 'secret' in value && known.includes('tokens');
+  ensure(!isToken, 'is not a setting; put this token into "tokens": { … }');
   // All variables begin alike, which says nothing.
   const letters = (name: string) => name.toLowerCase().replace(/^gateway_/, '');
   const synonyms = SYNONYMS.filter(([words]) => words.test(letters(key))).map(([, name]) => name);
@@ -5566,7 +5578,7 @@ function readFile(path: unknown, missing = '') {
   const user = uid === undefined ? '' : ` by user ${uid}`;
   const explain = ({ code, name }: NodeJS.ErrnoException) => {
     const shown = showPath(path);
-    const advice = code === 'EISDIR' ? '; it is a folder: Docker makes one where a mounted file is missing' : '';
+    const advice = adviceFor(READ_HINTS, code ?? '');
     if (code !== 'ENOENT') return `${shown} cannot be read${user} (${code ?? name})${advice}`; // Deno's NotCapable has no code
     if (shown === path) return `${resolve(path)} does not exist${missing}`;
     return `the file does not exist${isAbsolute(path) ? '' : ` in ${process.cwd()}`}${missing}`;
@@ -5574,6 +5586,12 @@ function readFile(path: unknown, missing = '') {
   FILES_READ.set(path, stampOf(path)); // first: a change from here on is noticed
   return attempt(() => readFileSync(path, 'utf8'), explain);
 }
+
+/** By the code of the error with which a file could not be read. */
+const READ_HINTS: Hints = [
+  [/^EISDIR$/, 'it is a folder: Docker makes one where a mounted file is missing'],
+  [/^(?:EACCES|EPERM)$/, 'let this user read it: chown or chmod'],
+];
 
 /** The files from which the command line's settings were last read, and the stamp of each at that time. */
 const FILES_READ = new Map<string, string>();
@@ -6335,7 +6353,7 @@ async function askBackendFor(settings: Settings, path: string, init: RequestInit
     }
     return { status: response.status, text: Buffer.concat(chunks).toString() };
   } catch (error) {
-    const { reason, hint } = reasonOfFetch(error);
+    const { reason, hint } = reasonOfFetch(error, name);
     const other = name === SETTINGS['backend.url'][2] ? '; --backend URL names another address' : '';
     const isSure = init.method !== 'POST' || /refused|ENOTFOUND|EAI_AGAIN/i.test(reason);
     const outcome = isSure ? '' : '; the message may have been sent';
@@ -6344,10 +6362,12 @@ async function askBackendFor(settings: Settings, path: string, init: RequestInit
 }
 
 /** Why a fetch failed, in the words of the runtime, and what to do. */
-function reasonOfFetch(error: unknown) {
+function reasonOfFetch(error: unknown, backend: string) {
   const { name, message, cause } = error as Error & { cause?: NodeJS.ErrnoException };
   const reason = name === 'TimeoutError' ? 'timeout' : cause?.code ?? cause?.message ?? message;
-  return { reason, hint: hintFor(ASK_HINTS, `${reason} ${message}`) };
+  const hint = hintFor(ASK_HINTS, `${reason} ${message}`);
+  const isHere = /refused/i.test(reason) && /\/\/(?:localhost|127\.|\[::1\])/.test(backend);
+  return { reason, hint: isHere ? `${hint}; in a container, localhost is the container itself` : hint };
 }
 
 /**
@@ -6862,7 +6882,7 @@ async function askBackend(core: Core, pauseMs = ASK_PAUSE_MS, upstream = core.up
     const [version, mode] = [about.version, about.mode].map((value) => String(value ?? 'unknown').slice(0, 40));
     log('info', 'the backend answers', { backend, version, mode });
   } catch (error) {
-    const { reason, hint } = reasonOfFetch(error);
+    const { reason, hint } = reasonOfFetch(error, backend);
     const isOver = error instanceof UsageError; // backend.url is wrong, whoever else was answered
     if (isFirst || isOver) log('warn', 'the backend did not answer as expected', { backend, reason, hint });
     if (!isOver) setTimeout(askBackend, pauseMs, core, Math.min(2 * pauseMs, ASK_PAUSE_LIMIT_MS), upstream);

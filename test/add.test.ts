@@ -279,6 +279,9 @@ suite('add', SIDE_BY_SIDE, () => {
     const cases: [words: string[], said: string][] = [
       [['15550100002'], `recipient 1: ${asNumber}`],
       [[TO, '+1 555 010-0002'], `recipient 2: ${asNumber}`],
+      [[`\u202a${TO}\u202c`], 'recipient 1: it has a character that is not seen: type it anew'],
+      [[`${TO},`, THIRD], 'recipient 1: leave out what follows the last digit'],
+      [[`${TO},${THIRD}`], 'recipient 1: this is more than one number'],
       [['*'], 'write "*" into the file'],
       [['group.*'], 'write "group.*" into the file'],
       [['group.abc'], 'this is not the "id" of a group'],
@@ -683,7 +686,10 @@ suite('test', SIDE_BY_SIDE, () => {
     const down = fileWith(t, { backend: { url: `http://127.0.0.1:${await sparePort()}` }, tokens });
     const { code, stderr } = await testOf(down, ['script']);
     assert.equal(code, 1);
-    assert.match(stderr, /did not answer \(.*\): start the backend, or correct its port\n$/);
+    assert.match(
+      stderr,
+      /did not answer \(.*\): start the backend, or correct its port; in a container, localhost is the container itself\n$/,
+    );
   });
 });
 

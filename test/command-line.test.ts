@@ -18,7 +18,7 @@ suite('command-line', SIDE_BY_SIDE, () => {
     const path = 'has the path of an endpoint; give only the part before it, such as http://signal-api:8080';
     const named: [string[], NodeJS.ProcessEnv, sources: string, ...warnings: string[]][] = [
       [['--config', expired], {}, `the file ${expired}`, 'warning: the token "old" has expired'],
-      [[], {}, 'nothing, only defaults apply', open],
+      [[], {}, 'nothing, only defaults apply', `${open}; the command "add" makes one, and --config names the file`],
       [
         ['--listen', ':8880'],
         { GATEWAY_AUTH_ANONYMOUS: 'true' },

@@ -188,6 +188,7 @@ suite('config', SIDE_BY_SIDE, () => {
     const port = 'the highest port is 65535';
     const noListen = 'is not host:port, :port or [::]:port';
     const quotes = 'leave out the quotes';
+    const MARKED = `\u202a${FROM}\u202c`;
     const noList = 'must be a list with at least one entry';
     const groupId = 'this is not the "id" of a group; "gateway.mjs add NAME" lists them';
     const API = `"GATEWAY_TOKENS":"${SECRET}"`;
@@ -210,10 +211,15 @@ suite('config', SIDE_BY_SIDE, () => {
     {"clients":["X"]} → clients[0]: "X" is not an address or a CIDR range; write a network with its length, such as 192.168.1.0/24 | for: 192.168.1.*, 10.0.0.x, 10.0.0.1-9
     {"clients":["X"]} → clients[0]: "X" is not an address or a CIDR range; leave out the port | for: 192.168.1.1:80, [::1]:80
     {"X":1} → X: is not a setting; remove it, because JSON has no comments | for: _comment, comment
+    {"home":{"secret":"${SECRET}"}} → home: is not a setting; put this token into "tokens": { … }
+    @ {"recipients":["X"]} → tokens.test.recipients[0]: "X" ${NO_RECIPIENT}; write "*" alone, for everyone | for: all, anyone
+    @ {"senders":["${MARKED}"]} → tokens.test.senders[0]: "${MARKED}" is not "+" and 5 to 15 digits; it has a character that is not seen: type it anew
+    @ {"senders":["X"]} → tokens.test.senders[0]: "X" is not "+" and 5 to 15 digits; ${WRITE_NUMBER} | for: %2B49151000, 0049 151 000
     {"number":"${FROM}","log_level":"debug"} → number: is not a setting; did you mean "defaults"? | log_level: is not a setting; did you mean "log"?
     @ {"token":"${OTHER}","from":"${FROM}","to":"${TO}"} → tokens.test.token: is not a setting; did you mean "secret"? | tokens.test.from: is not a setting; did you mean "senders"? | tokens.test.to: is not a setting; did you mean "recipients"?
     @ {"defaults":{"from":"${FROM}"}} → tokens.test.defaults.from: is not a setting; did you mean "number"?
     env {${API},"X":"${FROM}"} → X: is not a setting; did you mean "GATEWAY_DEFAULTS_NUMBER"? | for: GATEWAY_NUMBER
+    env {${API},"GATEWAY_ALLOW":"X"} → GATEWAY_ALLOW[0]: "X" ${NO_RULE}; put a comma between two words | for: send info, send;info
     # A list that is written in a variable as in the file, or with quotes of compose.
     env {${API},"GATEWAY_DEFAULTS_RECIPIENTS":"[\"${TO}\"]"} → GATEWAY_DEFAULTS_RECIPIENTS: ${noList}; separate the entries by commas, without brackets and quotes
     env {${API},"GATEWAY_DEFAULTS_RECIPIENTS":"\"${TO},${FROM}\""} → GATEWAY_DEFAULTS_RECIPIENTS: ${noList}; ${quotes}

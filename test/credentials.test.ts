@@ -151,7 +151,8 @@ suite('credentials', SIDE_BY_SIDE, () => {
 
   test('without tokens, requests need no credential, and every other rule still applies', async (t) => {
     const both = await startBoth(t, NO_TOKENS);
-    const warning = 'no tokens are configured: all requests are accepted without authentication';
+    const warning =
+      'no tokens are configured: all requests are accepted without authentication; the command "add" makes one, and --config names the file';
     assert.equal(logLines(both.gateway.log)[0]!.warning, warning);
     await checkRows(
       both,

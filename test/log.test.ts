@@ -109,7 +109,10 @@ suite('log', SIDE_BY_SIDE, () => {
     ];
     for (const [i, line] of lines.entries()) assert.match(gateway.log[i]!, line);
     const { log } = await startGateway(t, backend, { ...NO_TOKENS, log: { format: 'text' } });
-    assert.match(log[0]!, / warning="no tokens are configured: all requests are accepted without authentication"$/);
+    assert.match(
+      log[0]!,
+      / warning="no tokens are configured: all requests are accepted without authentication; the command \\"add\\" makes one, and --config names the file"$/,
+    );
   });
 
   test('the log is text unless JSON is asked for, and without a terminal too', async (t) => {
@@ -135,8 +138,9 @@ suite('log', SIDE_BY_SIDE, () => {
     GET /v1/receive/${FROM} → 403 endpoint_not_allowed | detail=This token may not use this endpoint; the word "receive" in its "allow" opens it.
     GET /v2/send/x?a=%0a → 400 bad_target | detail=The URL is not accepted: it contains an encoded control character.
     POST /v2/send/v2/send | {} → 404 unknown_endpoint | detail=The address has /v2/send twice; remove one of them.
+    GET /v2/send/v1/about → 404 unknown_endpoint | detail=This client appends the path itself: give it the address without /v2/send.
     POST /v1/register/${FROM} → 403 setup_blocked | detail=undefined
-    bearer wrong → 401 unauthorized | reason=unknown_token | detail=No token has this secret. Often something was copied with it: a quote, a space, "api:", "NAME=", or, after ?@auth=, a path.
+    bearer wrong → 401 unauthorized | reason=unknown_token | detail=No token has this secret. Often it is empty, or something was copied with it: a quote, a space, "api:", "NAME=", or, after ?@auth=, a path.
     basic home:${SECRET} → 401 unauthorized | reason=wrong_user | detail=With Basic, the user is always "api", whatever the token is called; the token is the password.
     Authorization: ${SECRET} → 401 unauthorized | detail=Write "Bearer" and a space before the token.
     Authorization: Bearer ${DIGEST} → 401 unauthorized | reason=digest | detail=This is the digest of a token, which is for the gateway; give the client the secret.

@@ -213,7 +213,10 @@ suite('silences', SIDE_BY_SIDE, () => {
       [`http://${host}/200hello`, /"reason":"no JSON object"/],
       [`http://${host}/200[]`, /"reason":"no JSON object"/],
       [`http://${host}/301`, /"reason":"status 301"/],
-      [`http://127.0.0.1:${await sparePort()}`, /refused.*"hint":"start the backend, or correct its port"/i],
+      [
+        `http://127.0.0.1:${await sparePort()}`,
+        /refused.*"hint":"start the backend, or correct its port; in a container, localhost is the container itself"/i,
+      ],
       [`https://${host}`, /"hint":"correct http:\/\/ or https:\/\/ in backend.url"/],
       [`http://127.0.0.1:${portOf(resetting)}`, /"hint":"correct http:\/\/ or https:\/\/ in backend.url"/],
       [
