@@ -5,7 +5,7 @@ import type { Find } from './finds.ts';
 import { genFlood, playLog } from './log.ts';
 import { genMeanings, playMeanings } from './meaning.ts';
 import { playWorld } from './play.ts';
-import { genCase, genCounted, playCases } from './rules.ts';
+import { genCases, genCounts, playCases } from './rules.ts';
 import { genWireClient, playWires } from './wire.ts';
 import { genLarge, genWorld } from './worlds.ts';
 
@@ -23,12 +23,13 @@ interface WorldRow<W> {
 }
 
 const CALMER = [{ phases: [] }, { deafMs: [0] }];
+const WITHOUT_SHARED = [{ shared: 'none' as const }];
 
 /** The kinds of worlds, in the order of a round. */
 export const WORLDS: { [K in WorldKind]: WorldRow<Worlds[K]> } = {
-  meaning: { make: genMeanings, play: playMeanings, smaller: [], share: 1, side: 1 },
-  rules: { make: batches('rules', 60, genCase), play: playCases, smaller: [], share: 1, side: 1 },
-  counts: { make: batches('counts', 60, genCounted), play: playCases, smaller: [], share: 1, side: 1 },
+  meaning: { make: genMeanings, play: playMeanings, smaller: WITHOUT_SHARED, share: 1, side: 1 },
+  rules: { make: genCases, play: playCases, smaller: WITHOUT_SHARED, share: 1, side: 1 },
+  counts: { make: genCounts, play: playCases, smaller: WITHOUT_SHARED, share: 1, side: 1 },
   log: { make: batches('log', 2, genFlood), play: playLog, smaller: [], share: 1, side: 1 },
   wire: { make: batches('wire', 80, genWireClient), play: playWires, smaller: [{ tls: false }], share: 2, side: 2 },
   large: { make: genLarge, play: playWorld, smaller: CALMER, share: 1, side: 1 },

@@ -12,7 +12,7 @@ import { type Batch, batches } from './batches.ts';
 import { type Draw, generator, words } from './chance.ts';
 import { Desk, type Letter, type Seen, type Told } from './desk.ts';
 import { came, type Find } from './finds.ts';
-import { DEFAULTS, ELSE, FROM, GROUP, secretOf, TO, WORD } from './tokens.ts';
+import { DEFAULTS, ELSE, FROM, GROUP, secretOf, SHARED, TO, WORD } from './tokens.ts';
 
 export const ENCODINGS = words('json shell form bare lines multipart text query get payload');
 /** How a recipient is named: by a send's own field, with what programs write around it, and by names that are data. */
@@ -66,8 +66,18 @@ const MEANING_TOKENS = {
   whole: { defaults: DEFAULTS, message: '{{.}}{{payload}}{{data}}{{message}}' },
   unaddressed: { defaults: { number: FROM }, message: '{{text}}{{message}}{{priorité}}' },
 };
+/** The same tokens where the defaults stand at the top level, for those that have none of their own. */
+const WITHOUT_DEFAULTS = {
+  ...MEANING_TOKENS,
+  plain: {},
+  templated: { message: MEANING_TOKENS.templated.message },
+  whole: { message: MEANING_TOKENS.whole.message },
+};
 /** The tokens of intrusions: the bodies of one are made into sends, and those of the other are scanned. */
-const INTRUDERS = { intruder: { defaults: { number: FROM, recipients: [ELSE] }, message: '{{.}}' }, other: {} };
+const INTRUDERS = {
+  intruder: { defaults: { number: FROM, recipients: [ELSE] }, message: '{{.}}' },
+  other: { recipients: ['*'] },
+};
 
 /** Pieces of texts, with everything that is difficult to encode. None starts a JSON object, and none names a field. */
 const PIECES = ('Backup done|5 files|AT&T|Tom & Jerry|temp=23|x = 1|a=b&c|100%|50% off|"quoted"|it\'s|Tür|🚪|C:\\dir|' +
@@ -104,7 +114,10 @@ function genMeaning(draw: Draw): Meaning {
   };
 }
 
-/** Makes a world of meanings. In every fourth, another token posts between them. */
+/**
+ * Makes a world of meanings. In every fourth, another token posts between them, and in every third the defaults stand at
+ * the top level.
+ */
 export function genMeanings(seed: number): Batch<'meaning'> {
   const world = batches('meaning', 60, genMeaning)(seed);
   const draw = generator(seed, 'intrusions');
@@ -114,6 +127,7 @@ export function genMeanings(seed: number): Batch<'meaning'> {
     way: draw.pick(['json', 'json', 'json', 'payload', 'form']),
     name: draw.below(8),
   });
+  if (draw.chance(0.33)) world.shared = 'defaults';
   if (!draw.chance(0.25)) return world;
   for (const part of world.parts) if (draw.chance(0.5)) part.before = Array.from({ length: 2 }, genIntrusion);
   return world;
@@ -231,12 +245,14 @@ function multipart(pairs: [string, string][], hasFile = false): string {
 let playedMeanings = 0;
 
 /** Posts what is meant, and compares it with what arrives (invariants 8, 11 and 13). */
-export async function playMeanings({ parts }: Batch<'meaning'>): Promise<Find[]> {
+export async function playMeanings({ parts, shared = 'none' }: Batch<'meaning'>): Promise<Find[]> {
   const unique = `unique${playedMeanings++}`;
   const [desk, fresh] = [new Desk(), new Desk()];
   const hasIntruder = parts.some(({ before }) => before);
   const config: GatewayConfig = { allow: ['send', 'GET /v2/send'] };
-  await desk.open({ ...MEANING_TOKENS, ...INTRUDERS }, config);
+  const tokens = shared === 'none' ? MEANING_TOKENS : WITHOUT_DEFAULTS;
+  await desk.open({ ...tokens, ...INTRUDERS }, { ...config, ...SHARED[shared].config });
+  // Its tokens have defaults of their own, which must mean the same.
   if (hasIntruder) await fresh.open(MEANING_TOKENS, config, true);
   for (const [i, meaning] of parts.entries()) {
     const written = writeMeaning(meaning, unique);

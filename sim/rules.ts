@@ -3,11 +3,23 @@
  * which credential counts, what its token may do, its rate by the gateway's own clock.
  */
 
-import type { Batch } from './batches.ts';
-import type { Draw } from './chance.ts';
+import { type Batch, batches } from './batches.ts';
+import { type Draw, generator } from './chance.ts';
 import { Desk, type Letter, type Told } from './desk.ts';
-import type { Find } from './finds.ts';
-import { DEFAULTS, ELSE, FROM, GROUP, LISTS, SECRET_PATTERN, secretOf, TO, TOKENS } from './tokens.ts';
+import { came, type Find } from './finds.ts';
+import {
+  DEFAULTS,
+  ELSE,
+  FROM,
+  GROUP,
+  LISTS,
+  SECRET_PATTERN,
+  secretOf,
+  SHARED,
+  type SharedName,
+  TO,
+  TOKENS,
+} from './tokens.ts';
 import { AUTH_METHODS, type AuthMethod, ROWS } from './under-test.ts';
 
 const RULE_TOKENS = {
@@ -18,6 +30,8 @@ const RULE_TOKENS = {
   slow: { rate: '3/1m' },
   old: { expires: '2020-01-01' },
   onlyBearer: { methods: ['bearer' as const] },
+  half: { senders: [FROM] },
+  everyone: { recipients: ['*'] },
 };
 type RuleToken = keyof typeof RULE_TOKENS;
 
@@ -49,7 +63,7 @@ const MESSAGING = ROWS.filter(({ group }) => group === 'messaging').map(({ metho
   `${method}${facts.includes('body') ? '{}' : ''} ${template}`
 );
 
-export function genCase(draw: Draw): Case {
+function genCase(draw: Draw): Case {
   const tokens = Object.keys(RULE_TOKENS) as RuleToken[];
   const credential = (): Case['credentials'][number] => ({
     auth: draw.pick(AUTH_METHODS),
@@ -71,7 +85,7 @@ export function genCase(draw: Draw): Case {
 }
 
 /** A case of any route, to a backend that also refuses and breaks off. */
-export const genCounted = (draw: Draw): Case => ({
+const genCounted = (draw: Draw): Case => ({
   ...genCase(draw),
   ...(draw.chance(0.3) && { route: draw.pick(OTHER_ROUTES) }),
   answer: draw.pick([201, 201, 200, 400, 500, 0]),
@@ -79,6 +93,14 @@ export const genCounted = (draw: Draw): Case => ({
 const OTHER_ROUTES = 'HEAD /v1/about|GET /healthz|GET /v1/nothing|POST{} /v1/register/:number|POST{} /v1/send'.split(
   '|',
 );
+
+/** Makes worlds in which, in two of three, lists and defaults stand at the top level. */
+const withShared = <K extends 'rules' | 'counts'>(make: (seed: number) => Batch<K>) => (seed: number): Batch<K> => {
+  const draw = generator(seed, 'shared');
+  return { ...make(seed), shared: draw.chance(0.3) ? 'none' : draw.pick(Object.keys(SHARED) as SharedName[]) };
+};
+export const genCases = withShared(batches('rules', 60, genCase));
+export const genCounts = withShared(batches('counts', 60, genCounted));
 
 const EVIL_FILE = 'data:image/png;filename=../a.png;base64,';
 const AUTH_NAMES = ['@auth', '%40auth', '@%61uth', '%40%61uth'];
@@ -122,7 +144,7 @@ function writeCase({ route, credentials, spelling, from, origin, browser, hasRan
 }
 
 /** The model: codes, one of which the response must have; none if it must be served. `credit` is the slow token's. */
-function judge(each: Case, credit: { ms: number }): { codes: string[]; retryAfter?: string } {
+function judge(each: Case, credit: { ms: number }, shared: SharedName): { codes: string[]; retryAfter?: string } {
   const { route, credentials, from, origin, browser, hasRange, account, recipient, attachment } = each;
   const [methods = '', template = ''] = route.split(' ');
   const [isGet, hasBody] = [methods === 'GET', methods.includes('{}')];
@@ -145,38 +167,64 @@ function judge(each: Case, credit: { ms: number }): { codes: string[]; retryAfte
   const isPlayer = hasRange && !/\/(?::attachment|avatar)$/.test(route);
   if (isForeign || isPlayer) return { codes: ['cross_site'] };
   if (token === 'near' && !client.startsWith('10.1.')) return { codes: ['client_not_allowed'] };
-  if (token === 'confined' || token === 'derived') {
-    const codes = confinedCodes(methods, template, account, recipient);
-    if (codes.length > 0) return { codes };
-  }
+  const lists = listsOf(token, shared);
+  const codes = codesOfPath(methods, template, account, lists);
+  if (codes.length > 0) return { codes };
   if (token === 'slow') {
     if (credit.ms < 20_000) return { codes: ['rate_limited'], retryAfter: `${Math.ceil((20_000 - credit.ms) / 1000)}` };
     credit.ms -= 20_000;
   }
+  const more = codesOfBody(methods, template, { account, recipient }, lists);
+  if (more.length > 0) return { codes: [...more, ...(attachment === EVIL_FILE ? ['bad_field'] : [])] };
   return { codes: template === '/v2/send' && attachment === EVIL_FILE ? ['bad_field'] : [] };
 }
 
-/** Which refusals a token with lists may get, and must get one of. */
-function confinedCodes(methods: string, template: string, account: string, recipient: string): string[] {
-  const hasRecipient = methods.includes('{}') && (!template.includes('groups') || /members$|admins$/.test(template));
-  const isForElse = hasRecipient && recipient === ELSE;
+/** Which accounts and recipients a token may use; undefined for all. */
+type Lists = { accounts: readonly string[] | undefined; recipients: readonly string[] | undefined };
+
+function listsOf(token: RuleToken, shared: SharedName): Lists {
+  if (token === 'confined' || token === 'derived') return { accounts: [FROM], recipients: [TO] };
+  if (token === 'half') return { accounts: [FROM], recipients: undefined };
+  if (token === 'everyone') return { accounts: undefined, recipients: undefined };
+  return SHARED[shared]; // it has none of its own
+}
+
+/** Which refusals a request may get for its route and its path, and must get one of. They cost no rate. */
+function codesOfPath(methods: string, template: string, account: string, { accounts, recipients }: Lists): string[] {
   const isGroupUse = template.includes(':groupid') && methods !== 'GET';
   const isGroupChange = /^(?:POST|PUT)\{\} \/v1\/groups\/:number(?:\/:groupid)?$|(?:members|admins)$/;
-  const isOwner = template.includes(':number') || /send$|about/.test(template);
+  const hasAccount = template.includes(':number');
+  const isOwner = hasAccount || /send$|about/.test(template);
   return [
-    ...(template !== '/v1/about' && isOwner && account === ELSE ? ['sender_not_allowed'] : []),
-    ...(isOwner ? [] : ['endpoint_not_allowed']),
-    ...(isForElse || isGroupUse ? ['recipient_not_allowed'] : []),
-    ...(isGroupChange.test(`${methods} ${template}`) ? ['endpoint_not_allowed'] : []),
+    ...(accounts && hasAccount && !accounts.includes(account) ? ['sender_not_allowed'] : []),
+    ...(accounts && !isOwner ? ['endpoint_not_allowed'] : []),
+    ...(recipients && isGroupUse ? ['recipient_not_allowed'] : []),
+    ...(recipients && isGroupChange.test(`${methods} ${template}`) ? ['endpoint_not_allowed'] : []),
+  ];
+}
+
+/** Which refusals it may get for its body. */
+function codesOfBody(
+  methods: string,
+  template: string,
+  { account, recipient }: Pick<Case, 'account' | 'recipient'>,
+  { accounts, recipients }: Lists,
+): string[] {
+  const hasRecipient = methods.includes('{}') && (!template.includes('groups') || /members$|admins$/.test(template));
+  return [
+    ...(accounts && /send$/.test(template) && !accounts.includes(account) ? ['sender_not_allowed'] : []),
+    ...(recipients && hasRecipient && !recipients.includes(recipient) ? ['recipient_not_allowed'] : []),
   ];
 }
 
 /** Sends cases one after the other, and compares what the gateway decides with the model (invariants 2, 8, 9, 12). */
-export async function playCases({ kind, parts }: Batch<'rules' | 'counts'>): Promise<Find[]> {
+export async function playCases({ kind, parts, shared = 'none' }: Batch<'rules' | 'counts'>): Promise<Find[]> {
+  came(`shared ${shared}`);
   const desk = new Desk();
   const addresses = { clients: ['10.0.0.0/8'], trustedProxies: ['127.0.0.1'] };
   const tokens = { ...RULE_TOKENS, watcher: TOKENS.watcher };
-  await desk.open(tokens, { allow: ['messaging', 'info'], cors: ['https://dash.example'], ...addresses });
+  const { config } = SHARED[shared];
+  await desk.open(tokens, { allow: ['messaging', 'info'], cors: ['https://dash.example'], ...addresses, ...config });
   const credit = { ms: 60_000 };
   const all: Told[] = [];
   for (const [i, each] of parts.entries()) {
@@ -187,8 +235,8 @@ export async function playCases({ kind, parts }: Batch<'rules' | 'counts'>): Pro
     const seen = desk.seen.get(`r${i}`) ?? [];
     all.push(told);
     if (kind === 'counts') continue;
-    const { codes, retryAfter } = judge(each, credit);
-    const about = { told, codes, ...letter, ...each };
+    const { codes, retryAfter } = judge(each, credit, shared);
+    const about = { told, codes, shared, ...letter, ...each };
     if (codes.length === 0 && told.status !== 201) desk.find(9, 'what the rules allow is refused', about);
     if (codes.length > 0 && !codes.includes(told.code!)) desk.find(9, 'a refusal has another code', about);
     if (codes.length > 0 && seen.length > 0) desk.find(9, 'what the rules refuse reaches the backend', about);

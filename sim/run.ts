@@ -32,13 +32,14 @@ import { ENCODINGS, INTRUSIONS } from './meaning.ts';
 import { say, sayFailure } from './print.ts';
 import { type Failure, firstOfEach, shrink } from './shrink.ts';
 import { type Run, simulate } from './simulate.ts';
-import { CHANGES } from './tokens.ts';
+import { CHANGES, SHARED } from './tokens.ts';
 import { ANSWERS, KINDS, PHASES } from './worlds.ts';
 
 /** What could occur and did not. */
 function neverCame(): string[] {
   const all = Object.entries({
     ...{ actor: KINDS, answer: ANSWERS, phase: PHASES, rules: Object.keys(CHANGES) },
+    shared: Object.keys(SHARED),
     ...{ meaning: ENCODINGS, intrusion: INTRUSIONS, log: ['dropped'] },
   }).flatMap(([what, names]) => names.map((name) => `${what} ${name}`));
   return all.filter((name) => !CAME.has(name));

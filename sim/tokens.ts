@@ -10,6 +10,22 @@ export const GROUP = `group.${btoa(btoa('a group of thirty-two characters'))}`;
 export const LISTS = { senders: [FROM], recipients: [TO] };
 export const DEFAULTS = { number: FROM, recipients: [TO] };
 
+/**
+ * Lists and defaults at the top level, and what they mean for a token that has none of its own: which accounts it may
+ * use, and to whom it may send. A token that has any of the three is not affected.
+ */
+export const SHARED = {
+  none: { config: {}, accounts: undefined, recipients: undefined },
+  lists: { config: LISTS, accounts: [FROM], recipients: [TO] },
+  otherLists: { config: { senders: [ELSE], recipients: [ELSE] }, accounts: [ELSE], recipients: [ELSE] },
+  defaults: { config: { defaults: DEFAULTS }, accounts: [FROM], recipients: [TO] },
+  wider: { config: { defaults: DEFAULTS, recipients: [TO, ELSE] }, accounts: [FROM], recipients: [TO, ELSE] },
+  senders: { config: { senders: [FROM] }, accounts: [FROM], recipients: undefined },
+  recipients: { config: { recipients: [TO] }, accounts: undefined, recipients: [TO] },
+  everyone: { config: { senders: [FROM], recipients: ['*'] }, accounts: [FROM], recipients: undefined },
+};
+export type SharedName = keyof typeof SHARED;
+
 /** All secrets start with a word that occurs nowhere else, and that only the five places may contain. */
 export const WORD = 'UNSPOKEN';
 export const secretOf = (token: string): string => `${WORD}-${token}-0123456789abcdef`;
