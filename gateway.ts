@@ -5919,6 +5919,8 @@ interface LineParts {
   secret: string;
   number: string;
   recipients: readonly string[];
+  /** The recipients of each send, where a program would name all of them in one. */
+  sends: readonly (readonly string[])[];
 }
 
 /** One kind of client, for `--for`. */
@@ -5957,23 +5959,27 @@ const CLIENTS: Record<string, Client> = {
     allow: ['send', 'info'],
     methods: ['basic'],
     names: 'itself',
-    line: ({ scheme, host, secret, number, recipients }) =>
-      `notify:
+    line: ({ scheme, host, secret, number, sends }) =>
+      `notify:${
+        sends.map((recipients, i) => `
   - platform: signal_messenger
-    name: signal
+    name: signal${i === 0 ? '' : `_${i + 1}`}
     url: "${scheme}://api:${secret}@${host}"
     number: "${number}"
-    recipients: ${JSON.stringify(recipients)}`,
+    recipients: ${JSON.stringify(recipients)}`).join('')
+      }`,
   },
   'uptime-kuma': {
     allow: ['send'],
     methods: ['basic'],
     names: 'itself',
-    line: ({ scheme, host, secret, number, recipients }) =>
-      `notification type "Signal"
+    line: ({ scheme, host, secret, number, sends }) =>
+      sends.map((recipients) =>
+        `notification type "Signal"
 post URL    ${scheme}://api:${secret}@${host}/v2/send
 number      ${number}
-recipients  ${recipients.join(',')}`,
+recipients  ${recipients.join(',')}`
+      ).join('\n\n'),
   },
   'apprise': {
     allow: ['send'],
@@ -5987,10 +5993,10 @@ recipients  ${recipients.join(',')}`,
     allow: ['send'],
     methods: ['bearer'],
     names: 'itself',
-    line: ({ scheme, host, secret, number, recipients }) =>
-      `signal://${host}/${[number, ...recipients].join('/')}?token=${secret}${
-        scheme === 'http' ? '&disabletls=yes' : ''
-      }`,
+    line: ({ scheme, host, secret, number, sends }) => {
+      const end = `?token=${secret}${scheme === 'http' ? '&disabletls=yes' : ''}`;
+      return sends.map((recipients) => `signal://${host}/${[number, ...recipients].join('/')}${end}`).join('\n');
+    },
   },
   'n8n': {
     allow: ['messaging', 'info'],
@@ -6062,7 +6068,7 @@ async function addToken({ file, env, flags }: Where, name: string, words: readon
   const after = insertToken(file, text, name, token);
   loadSettings({ file, text: after, env, flags }); // what is written is what the gateway accepts
   const address = addressFor(settings);
-  const line = client.line({ ...address, secret, number, recipients: ids });
+  const line = client.line({ ...address, secret, number, recipients: ids, sends: sendsTo(ids) });
   const advice = address.host.startsWith('HOST')
     ? '\n\nHOST stands for the name or address by which the client reaches this gateway.'
     : '';
@@ -6309,11 +6315,19 @@ function findGroup(groups: readonly Group[], word: string, i: number) {
   return { id: ids[0]!, title: showName(word) };
 }
 
-/** Refuses recipients that the backend does not take together, as the defaults of a send would name them. */
+/** Recipients, in as many lists as sends are needed: the backend takes only these together. */
+function sendsTo(ids: readonly string[]) {
+  const isName = (id: string) => kindOf(id) === 'a user name';
+  const persons = ids.filter((id) => !isName(id) && !isGroupId(id));
+  return [persons, ids.filter(isName), ...ids.filter(isGroupId).map((id) => [id])].filter((list) => list.length > 0);
+}
+
+/** Refuses recipients that the defaults of one send cannot name. */
 function checkOneSend(ids: readonly string[]) {
-  const kinds = new Set(ids.map((id) => kindOf(id).replace('a UUID', 'a phone number')));
-  const isOne = kinds.size <= 1 && (ids.length <= 1 || !kinds.has('a group'));
-  ensure(isOne, 'one send goes to phone numbers and UUIDs, or to user names, or to one group: make a token for each');
+  ensure(
+    sendsTo(ids).length <= 1,
+    'one send goes to phone numbers and UUIDs, or to user names, or to one group: make a token for each',
+  );
 }
 
 /** A name that a stranger may have chosen, so that it can neither steer a terminal nor fill it. */

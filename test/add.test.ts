@@ -208,6 +208,23 @@ suite('add', SIDE_BY_SIDE, () => {
     }
   });
 
+  test('a program that names all recipients in one send gets as many entries as the backend needs sends', async (t) => {
+    const lists: [client: string, found: RegExp][] = [
+      ['home-assistant', /^ {4}recipients: (.*)$/gm],
+      ['uptime-kuma', /^recipients {2}(.*)$/gm],
+      ['shoutrrr', /^signal:\/\/[^/]*\/\+\d+\/(.*)\?/gm],
+    ];
+    const all = [TO, GROUP, 'ann.01', THIRD, groupId('b')];
+    for (const [client, found] of lists) {
+      const { stdout, stderr } = await add(fileWith(t, {}), ['x', ...all, '--from', FROM, '--for', client]);
+      assert.equal(stderr, '');
+      const sends = Array.from(stdout.matchAll(found), ([, list]) => list!.replace(/["[\]]/g, '').split(/[,/]/));
+      assert.deepEqual(sends, [[TO, THIRD], ['ann.01'], [GROUP], [groupId('b')]], stdout);
+      const names = Array.from(stdout.matchAll(/name: (\w+)$/gm), ([, name]) => name);
+      assert.deepEqual(names, client === 'home-assistant' ? ['signal', 'signal_2', 'signal_3', 'signal_4'] : []);
+    }
+  });
+
   test('add names HOST where only its owner knows the address, and https with a certificate', async (t) => {
     const lineFor = async (listen: string) => {
       const { stdout } = await add(fileWith(t, { listen }), ['x', TO, '--from', FROM]);
