@@ -2860,7 +2860,8 @@ function readPayload(token: Token, body: Buffer, contentType = '') {
     if (looksLikeForm(token, form)) return readForm(form, token);
     if (isWrappedJson(form)) {
       throw badJson(
-        'The body is JSON within a quote or a bracket. With "Content-Type: text/plain" it is sent unchanged.',
+        'The body is JSON within a quote or a bracket: leave that out (in cmd.exe, write "{\\"message\\": …}"). ' +
+          'With "Content-Type: text/plain" it is sent unchanged.',
       );
     }
   }

@@ -155,6 +155,7 @@ ${
   }
     none | Origin: https://x.example → 401 unauthorized | reason=origin_not_listed | detail=A page of this origin may use the gateway once "cors" has the origin.
     * bearer ${OTHER}
+    '\x27{message:x}\x27' → 400 bad_json | detail=The body is JSON within a quote or a bracket: leave that out (in cmd.exe, write "{\"message\": …}"). With "Content-Type: text/plain" it is sent unchanged.
     {"private":"x"} → 400 bad_field | "top-level keys are \"private\"" | detail=The send would lack message; the response lists the body's top-level keys. Set what the webhook lacks in the token's "defaults", or in its "message" template if that found nothing in these keys.
     {"text":"x","Recipients ":"x"} → 400 bad_field | "The field \"Recipients \" is not" | detail=The field "recipients" is not a field of a send; a send has "number", "recipients" and "base64_attachments".`;
 
