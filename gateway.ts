@@ -71,7 +71,7 @@ import { isatty } from 'node:tty';
 import { fileURLToPath, urlToHttpOptions } from 'node:url';
 import { isDeepStrictEqual, parseArgs } from 'node:util';
 
-const VERSION = '4.0.0';
+const VERSION = '1.0.0';
 
 // #region PUBLIC TYPES
 
@@ -319,7 +319,7 @@ interface Gateway {
 // #endregion
 
 // #region SETTINGS
-// A setting has one field above, one row here, and one use. A test compares rows, fields and docs/settings.md.
+// A setting has one field above, one row here, and one use. A test compares rows, fields and docs/reference.md.
 
 /**
  * Reads a value from JSON or from an environment variable.
@@ -393,7 +393,7 @@ const readTextMode = wordOf(['normal', 'styled']);
 
 /**
  * The settings of the top level. The loader and `--help` use these rows. A test compares them with the table in
- * docs/settings.md.
+ * docs/reference.md.
  */
 const SETTINGS = {
   'backend.url': [
@@ -513,7 +513,7 @@ type TokenSettings =
 // #endregion
 
 // #region FIXED LIMITS
-// Numbers that are not settings, and why. A test compares this section with the table in docs/settings.md.
+// Numbers that are not settings, and why. A test compares this section with the table in docs/reference.md.
 
 /** How long a client may take for a request's headers, and for a TLS handshake. Also an option of `createGateway`. */
 const HEADERS_TIMEOUT_MS = 10_000;
@@ -6532,7 +6532,7 @@ The groups of allow:
   setup       accounts, linking, devices, profiles: can take over the account
   metrics     GET /metrics: the gateway's own metrics, for Prometheus
 
-The manual: docs/settings.md, and the comments of GatewayConfig in gateway.ts.
+The manual: docs/reference.md, and the comments of GatewayConfig in gateway.ts.
 
 Usage:
 

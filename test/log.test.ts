@@ -169,7 +169,7 @@ suite('log', SIDE_BY_SIDE, () => {
     assert.deepEqual(
       fields.filter((name) => !new RegExp(`\\b${name}\\b`).test(manual!)),
       [],
-      'not in docs/settings.md',
+      'not in docs/reference.md',
     );
     const [, last] = /^const LAST_FIELDS = '([^']*)'/m.exec(SOURCE)!;
     assert.deepEqual(last!.split(' ').slice(-written.length), written, 'a text from a client is the last field');

@@ -39,8 +39,8 @@ suite('pages', SIDE_BY_SIDE, () => {
     const paths = rows.map(([, path]) => path!);
     assert.ok(paths.length >= 20, `the settings in --help: ${paths}`);
     assert.ok(common.length === 12, `README.md says that it has twelve settings: ${pathsOf(common)}`);
-    assert.deepEqual(difference('--help', paths, 'the table of docs/settings.md', pathsOf(listed)), []);
-    assert.deepEqual(pathsOf(listed), paths, 'the order in docs/settings.md is that of --help');
+    assert.deepEqual(difference('--help', paths, 'the table of docs/reference.md', pathsOf(listed)), []);
+    assert.deepEqual(pathsOf(listed), paths, 'the order in docs/reference.md is that of --help');
     const [manual] = /^interface GatewayConfig \{[^]*?^\}/m.exec(SOURCE)!;
     const fields = groupsOf(manual, /^ +(\w+)\?: (?!\{)/gm);
     const names = paths.map((path) => path.split('.').at(-1)!);
@@ -49,8 +49,8 @@ suite('pages', SIDE_BY_SIDE, () => {
       listed[i] = listed[i]!.replaceAll('\\*', '*');
       const row = `| \`${path}\` | ${help}`;
       // It may continue.
-      assert.ok(listed[i]!.startsWith(row), `docs/settings.md  ${listed[i]}\n--help            ${row}`);
-      assert.equal(/Default: `(.*)` \|$/.exec(listed[i]!)?.[1], fallback, `the default of ${path} in docs/settings.md`);
+      assert.ok(listed[i]!.startsWith(row), `docs/reference.md  ${listed[i]}\n--help            ${row}`);
+      assert.equal(/Default: `(.*)` \|$/.exec(listed[i]!)?.[1], fallback, `the default of ${path} in docs/reference.md`);
       const field = new RegExp(`/\\*\\*((?:(?!\\*/)[^])*)\\*/\\s+${path!.split('.').at(-1)}\\?:`).exec(manual);
       assert.equal(/@default (\S+)/.exec(field?.[1] ?? '')?.[1], fallback, `@default of ${path} in GatewayConfig`);
     }
@@ -58,21 +58,21 @@ suite('pages', SIDE_BY_SIDE, () => {
       const [head] = /^\|.*?\|/.exec(line)!;
       const [end = ''] = /(?: Default: `.*`)? \|$/.exec(line)!;
       const isThere = listed.some((other) => other.startsWith(head) && other.endsWith(end));
-      assert.ok(isThere, `docs/settings.md has no row with the name and the default of this one of README.md: ${line}`);
+      assert.ok(isThere, `docs/reference.md has no row with the name and the default of this one of README.md: ${line}`);
     }
   });
 
-  test('docs/settings.md lists every error code with its status, and every setting of a token', () => {
+  test('docs/reference.md lists every error code with its status, and every setting of a token', () => {
     for (const [code, status] of PROBLEMS) {
       const isListed = code === 'client_left' || new RegExp(`^\\| ${status} .*\`${code}\``, 'm').test(MANUAL);
-      assert.ok(isListed, `docs/settings.md has no row "${status} … \`${code}\`" in "What it refuses"`);
+      assert.ok(isListed, `docs/reference.md has no row "${status} … \`${code}\`" in "What it refuses"`);
     }
     for (const name of [...TOKEN_SETTINGS, 'secret']) {
-      assert.ok(MANUAL.includes(`\`${name}\``), `docs/settings.md does not name \`${name}\`, a setting of a token`);
+      assert.ok(MANUAL.includes(`\`${name}\``), `docs/reference.md does not name \`${name}\`, a setting of a token`);
     }
   });
 
-  test('docs/settings.md lists the groups of allow with the same routes as gateway.ts', () => {
+  test('docs/reference.md lists the groups of allow with the same routes as gateway.ts', () => {
     const groups = [...new Set(KNOWN_ROUTES.map(({ group }) => group))];
     const routes = groups.map((group) => {
       const own = KNOWN_ROUTES.filter((route) => route.group === group);
@@ -80,7 +80,7 @@ suite('pages', SIDE_BY_SIDE, () => {
     });
     const rows = Array.from(MANUAL.matchAll(/^\| `(\w+)` \| (.*) \|$/gm), ([, group, cell]) => [group!, cell!] as const)
       .filter(([group]) => routes.some(([known]) => known === group));
-    assert.deepEqual(difference('ROUTES', groups, 'the table of docs/settings.md', rows.map(([group]) => group)), []);
+    assert.deepEqual(difference('ROUTES', groups, 'the table of docs/reference.md', rows.map(([group]) => group)), []);
     for (const [group, listed] of routes) {
       assert.ok(listed.length > 0, group);
       const [, cell] = rows.find(([known]) => known === group)!;
@@ -92,7 +92,7 @@ suite('pages', SIDE_BY_SIDE, () => {
           assert.fail(`${route} has a new shape: say here what the page calls it`)
       );
       const wanted = [...new Set(base ? prefixes : listed)];
-      const row = `the row "${group}" of docs/settings.md`;
+      const row = `the row "${group}" of docs/reference.md`;
       assert.deepEqual(difference(row, named, `the group "${group}" of ROUTES`, wanted), []);
     }
     assert.match(rows.find(([group]) => group === 'messaging')![1], /^`send`, `receive`, and all below /);
@@ -267,7 +267,7 @@ suite('pages', SIDE_BY_SIDE, () => {
     const others =
       'methods allow rate clients auth.methods auth.anonymous cors trustedProxies limits.body limits.connections';
     for (const name of [...restrictions, ...others.split(' ')]) {
-      assert.ok(named.includes(`\`${name}\``), `"Least privilege" of docs/settings.md has no row for \`${name}\``);
+      assert.ok(named.includes(`\`${name}\``), `"Least privilege" of docs/reference.md has no row for \`${name}\``);
     }
 
     const troubles = PAGES['docs/troubleshooting.md']!;
@@ -293,7 +293,7 @@ suite('pages', SIDE_BY_SIDE, () => {
     unit,
   ) => unit.split(' '));
 
-  test('the numbers of gateway.ts that are not settings are in one section, and in docs/settings.md', () => {
+  test('the numbers of gateway.ts that are not settings are in one section, and in docs/reference.md', () => {
     const isNumber = /^const ([A-Z_]+)(?:: Rate)? = ((?:[\d_ *]+|\{ count: .*\}));$/gm;
     const found = SECTIONS.flatMap(({ name, text }) =>
       Array.from(text.matchAll(isNumber), ([, limit, value]) => ({ name, limit: limit!, value: value! }))
@@ -311,7 +311,7 @@ suite('pages', SIDE_BY_SIDE, () => {
     const [listed, wanted] = [rows, found.map(({ limit, value }) => [inWords(value, limit), limit])]
       .map((pairs) => pairs.map(([value, limit]) => `${limit} = ${value}`));
     assert.deepEqual(
-      difference('FIXED LIMITS of gateway.ts', wanted!, '"Fixed limits" of docs/settings.md', listed!),
+      difference('FIXED LIMITS of gateway.ts', wanted!, '"Fixed limits" of docs/reference.md', listed!),
       [],
     );
     assert.equal(listed!.length, wanted!.length, 'each number has one row; those that a client can meet come first');

@@ -47,13 +47,13 @@ const RECIPES = fixture('webhooks.txt')
     return { heading, form, encodings: encodings.split(' '), posts };
   });
 
-/** A section of docs/recipes.md, up to the next heading of its level or above. */
+/** A section of docs/webhooks.md, up to the next heading of its level or above. */
 function sectionOf(heading: string): string {
   const [, level, text] = new RegExp(`\\n(##+) ${heading}\\n([^]*)`).exec(COOKBOOK) ?? assert.fail(heading);
   return text!.split(new RegExp(`\\n#{2,${level!.length}} `))[0]!;
 }
 
-/** The configuration of docs/recipes.md, with its token changed as a recipe describes. */
+/** The configuration of docs/webhooks.md, with its token changed as a recipe describes. */
 function recipeConfig(heading: string): GatewayConfig {
   const [config, recipe] = ['The file', heading].map((name) => JSON.parse(blocks('json', sectionOf(name))[0]!));
   const [[name, token]] = Object.entries(config.tokens) as [[string, TokenConfig]];
@@ -264,7 +264,7 @@ suite('recipes', SIDE_BY_SIDE, () => {
     await new Function('fetch', `${script}; return send`)(fetch)('Dinner is ready');
   });
 
-  test('every recipe of docs/recipes.md is tested here, and its render command prints a send', async (t) => {
+  test('every recipe of docs/webhooks.md is tested here, and its render command prints a send', async (t) => {
     const headings = (section: string): string[] => groupsOf(sectionOf(section), /^### (.*)$/gm);
     assert.deepEqual(headings('Webhooks'), [...RECIPES.map(({ heading }) => heading), 'Another sender']);
     assert.deepEqual(headings('Scripts and devices'), SCRIPTS);
@@ -355,7 +355,7 @@ suite('recipes', SIDE_BY_SIDE, () => {
     }
   });
 
-  test('the web page in docs/recipes.md sends, or shows why it could not', async (t) => {
+  test('the web page in docs/webhooks.md sends, or shows why it could not', async (t) => {
     const json = blocks('json').find((block) => block.includes('"dashboard": {') && block.includes('"cors"'))!;
     const config: GatewayConfig = JSON.parse(json.replace(/(?<="secret": ").*?(?=")/, SECRET));
     const { backend, gateway } = await startBoth(t, config);
