@@ -18,10 +18,10 @@ import { buffer as readBytes, text as readText } from 'node:stream/consumers';
 import { suite } from 'node:test';
 import { pathToFileURL } from 'node:url';
 import type { GatewayConfig } from '../gateway.ts';
-import { assert, until } from './assertions.ts';
+import { assert, difference, groupsOf, until } from './assertions.ts';
 import { serve, sparePort, startBackend } from './backend.ts';
 import { ask } from './client.ts';
-import { ALL_PAGES, fileWith, folder } from './files.ts';
+import { ALL_PAGES, CONNECTING, fileWith, folder } from './files.ts';
 import { SIDE_BY_SIDE, test, type TestContext } from './guard.ts';
 import { FROM, GROUP, SECRET, signed, STRANGER, THIRD, TO } from './samples.ts';
 import { cli, program, script, startGateway, startProcess } from './start.ts';
@@ -171,6 +171,8 @@ suite('add', SIDE_BY_SIDE, () => {
     const help = (await cli(['--help'])).stdout;
     const clients = /^CLIENT: ([^.]*)\./m.exec(help)![1]!.split(/,\s+/);
     assert.ok(clients.length >= 8, help);
+    const ofPage = new Set(groupsOf(CONNECTING, /^\| .*`--for ([\w-]+)` \|/gm));
+    assert.deepEqual(difference('docs/clients.md', [...ofPage], '--help', clients), []);
     const backend = await startBackend(t);
     for (const client of clients) {
       const file = fileWith(t, { backend: { url }, listen: ':8880' });
@@ -179,6 +181,13 @@ suite('add', SIDE_BY_SIDE, () => {
       assert.equal(code, 0, stderr);
       const secret = secretIn(stdout);
       const config = JSON.parse(readFileSync(file, 'utf8'));
+      // Each of its rows in docs/clients.md has what the token may call.
+      const rows = CONNECTING.split('\n').filter((row) =>
+        row.startsWith('| ') && row.includes(`, \`--for ${client}\` |`)
+      );
+      const listed = rows.map((row) => groupsOf(row.split(' | ')[1]!, /`([^`]+)`/g));
+      assert.ok(rows.length > 0, `docs/clients.md has no row for ${client}`);
+      assert.deepEqual(listed, rows.map(() => config.tokens.x.allow), `"allow" of ${client} in docs/clients.md`);
       const gateway = await startGateway(t, backend, { tokens: config.tokens });
       // The address with its token in the line, or else in a header.
       const userinfo = /:\/\/api:[\w-]+@/.test(stdout) || /-u api:/.test(stdout);

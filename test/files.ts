@@ -37,6 +37,10 @@ export const README = PAGES['README.md']!;
 
 export const MANUAL = PAGES['docs/reference.md']!;
 
+export const INSTALLING = PAGES['docs/install.md']!;
+
+export const CONNECTING = PAGES['docs/clients.md']!;
+
 export const COOKBOOK = PAGES['docs/webhooks.md']!;
 
 export const ALL_PAGES = Object.values(PAGES).join('\n');
