@@ -6717,42 +6717,62 @@ const ASK_HINTS: Hints = [
  * first alert is lost. Nothing else depends on the version. The request carries no userinfo, so if `backend.url` has
  * one, 401 is a good response. If the request arrives at this gateway itself, its id shows that.
  *
- * After a boot the backend often starts later. Without an answer it is asked again, until it has answered this or a
- * client's request, or a reload names another backend. Only the first failure and the success are logged.
- * @param pauseMs until it is asked again.
- * @param upstream what was asked the first time.
+ * After a boot the backend often starts later, so it is asked again while nothing answers. The asking ends when this or
+ * a client's request is answered, and when a reload names another backend. Only the first failure and the end are
+ * logged.
  */
-async function askBackend(core: Core, pauseMs = ASK_PAUSE_MS, upstream = core.upstream) {
-  const { log, rules, server } = core;
-  const { name: backend, authorization } = rules['backend.url'];
-  const isFirst = pauseMs === ASK_PAUSE_MS;
-  upstream.isAwaited ||= isFirst;
-  if (core.upstream !== upstream || core.draining) return;
-  if (!upstream.isAwaited) return log('info', 'the backend answers', { backend });
+async function askBackend(core: Core) {
+  const { log, rules, upstream } = core;
+  const backend = rules['backend.url'].name;
+  upstream.isAwaited = true;
+  let isFirst = true;
+  let pauseMs = ASK_PAUSE_MS;
+  while (core.upstream === upstream && !core.draining) {
+    const { kind, fields }: Asked = upstream.isAwaited ? await askOnce(core) : { kind: 'answers', fields: {} };
+    if (kind === 'answers') log('info', 'the backend answers', { backend, ...fields });
+    else if (kind === 'wrong' || isFirst) log('warn', 'the backend did not answer as expected', { backend, ...fields });
+    if (kind !== 'silent') return;
+    await new Promise((resolve) => setTimeout(resolve, pauseMs));
+    isFirst = false;
+    pauseMs = Math.min(2 * pauseMs, ASK_PAUSE_LIMIT_MS);
+  }
+}
+
+/**
+ * What came of one question: the backend answers; or what answers is no backend, so `backend.url` is wrong; or nothing
+ * answers, perhaps only not yet. `fields` are those of the log line.
+ */
+type Asked = { kind: 'answers' | 'wrong' | 'silent'; fields: object };
+
+/** Asks the backend for its version, once. */
+async function askOnce({ rules, server, upstream }: Core): Promise<Asked> {
+  const { name, authorization } = rules['backend.url'];
   const asking = new AbortController();
   const requestId = randomUUID();
+  let isOwn = false;
   const stopIfOwn = ({ headers }: IncomingMessage) => {
-    if (headers['x-request-id'] === requestId) asking.abort(new UsageError('own_address'));
+    if (headers['x-request-id'] !== requestId) return;
+    isOwn = true;
+    asking.abort(new Error('own_address'));
   };
+  const failed = (kind: 'wrong' | 'silent', error: unknown): Asked => ({ kind, fields: reasonOfFetch(error) });
   server.on('request', stopIfOwn);
   setTimeout(() => asking.abort(new Error('timeout')), ASK_TIMEOUT_MS); // ends an unread body, too
   try {
     const headers = { 'User-Agent': `signal-gateway/${VERSION}`, 'X-Request-Id': requestId };
-    const response = await fetch(`${backend}/v1/about`, { headers, redirect: 'manual', signal: asking.signal });
+    const response = await fetch(`${name}/v1/about`, { headers, redirect: 'manual', signal: asking.signal });
+    const { status } = response;
     // A proxy in front of a backend that is still starting.
-    if ([502, 503, 504].includes(response.status)) throw new Error(`status ${response.status}`);
+    if (status === 502 || status === 503 || status === 504) return failed('silent', new Error(`status ${status}`));
     upstream.isAwaited = false;
-    if (response.status === 401 && authorization) return log('info', 'the backend answers', { backend, status: 401 });
-    ensure(response.ok, `status ${response.status}`);
+    if (status === 401 && authorization) return { kind: 'answers', fields: { status } };
+    if (!response.ok) return failed('wrong', new Error(`status ${status}`));
     const about = await response.json().catch(() => undefined);
-    ensure(isObject(about), 'no JSON object');
+    if (!isObject(about)) return failed('wrong', new Error('no JSON object'));
     const [version, mode] = [about.version, about.mode].map((value) => String(value ?? 'unknown').slice(0, 40));
-    log('info', 'the backend answers', { backend, version, mode });
+    return { kind: 'answers', fields: { version, mode } };
   } catch (error) {
-    const { reason, hint } = reasonOfFetch(error);
-    const isOver = error instanceof UsageError; // backend.url is wrong, whoever else was answered
-    if (isFirst || isOver) log('warn', 'the backend did not answer as expected', { backend, reason, hint });
-    if (!isOver) setTimeout(askBackend, pauseMs, core, Math.min(2 * pauseMs, ASK_PAUSE_LIMIT_MS), upstream);
+    return failed(isOwn ? 'wrong' : 'silent', error);
   } finally {
     server.off('request', stopIfOwn);
   }
