@@ -3423,8 +3423,8 @@ function kindOf(value: string) {
 /** An escape without its backslash, complete or not complete yet. */
 const ESCAPE = /^(?:["\\/bfnrt]|u[0-9a-fA-F]{0,4})$/;
 
-/** A byte, or an escape, that would separate the metadata of an attachment: "data:image/png;filename=a.png;base64,". */
-const SEPARATOR = /^(?:[,;]|u00(?:2c|3b))$/i;
+/** An escape that would separate the metadata of an attachment: "data:image/png;filename=a.png;base64,". */
+const SEPARATOR = /^u00(?:2c|3b)$/i;
 
 /** A number, `true`, `false` or `null` (RFC 8259 3 and 6). */
 const BARE = /^(?:true|false|null|-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)$/;
@@ -3475,7 +3475,8 @@ interface Scope {
  * continues with the next chunk:
  *
  *   #readStructure  one byte between values: white space, or a byte for `#expected`
- *   #readString     a run of plain bytes, and the special byte after them
+ *   #readCollected  a run of plain bytes in a string whose text is needed, and the special byte after them
+ *   #readStreamed   the same in any other string, and in the data of an attachment
  *   #readEscape     one byte after a backslash, until the escape is complete
  *   #readBare       a number or a word, up to the byte after it, which #readStructure reads
  *
@@ -3656,50 +3657,47 @@ class BodyScan {
   // be longer: its metadata is in the beginning, which was collected, and the rest is data, which streams through.
 
   #beginString(isCollected: boolean) {
-    this.#state = this.#readString;
+    this.#state = isCollected ? this.#readCollected : this.#readStreamed;
     this.#text = isCollected ? '' : undefined;
   }
 
-  /** Whether the beginning of an attachment was read. A method, because V8 calls a private getter more slowly. */
-  #isInData() {
-    return this.#text === undefined && isAttachment(this.#scope.key);
+  /** Collects a run of plain bytes, and reads the special byte after it; returns where it stopped. */
+  #readCollected(i: number) {
+    // Exactly up to the limit, so that the result does not depend on the chunks.
+    const limit = i + TEXT_LIMIT_BYTES + 1 - this.#text!.length;
+    const end = Math.min(findByte(this.#chunk, i, SPECIAL), limit);
+    this.#collect(this.#chunk.toString('latin1', i, end));
+    this.#mask(i, end);
+    return this.#text === undefined ? end : this.#readSpecial(end);
+  }
+
+  /** Passes over a run of plain bytes, and reads the special byte after it; returns where it stopped. */
+  #readStreamed(i: number) {
+    const isData = isAttachment(this.#scope.key);
+    return this.#readSpecial(findByte(this.#chunk, i, isData ? SPECIAL_IN_DATA : SPECIAL));
+  }
+
+  /** Reads the byte at which a run has ended, unless that is the end of the chunk; returns where it stopped. */
+  #readSpecial(i: number) {
+    if (i === this.#chunk.length) return i;
+    const char = String.fromCharCode(this.#chunk[i]!);
+    if (char === '"') {
+      this.#state = this.#readStructure;
+      if (this.#text !== undefined) this.#endText();
+    } else if (char === '\\') {
+      this.#mask(i, i + 1);
+      this.#state = this.#readEscape;
+    } else if (char < ' ') this.#fail(i, 'a string contains a control character');
+    else this.#refuseSeparator();
+    return i + 1;
   }
 
   /**
    * Refuses a separator in the data of an attachment. The backend takes everything before the last "base64," for
    * metadata, so the last comma must be in the beginning, which `checkFields` sees.
    */
-  #checkData(byteOrEscape: string) {
-    if (this.#isInData() && SEPARATOR.test(byteOrEscape)) {
-      this.#refuse(`may have "," and ";" only in its first ${TEXT_LIMIT_BYTES} bytes`);
-    }
-  }
-
-  /** Reads a run of plain bytes and the special byte after it; returns where it stopped. */
-  #readString(i: number) {
-    const chunk = this.#chunk;
-    let end = findByte(chunk, i, this.#isInData() ? SPECIAL_IN_DATA : SPECIAL);
-    if (this.#text !== undefined) {
-      // Exactly up to the limit, so that the result does not depend on the chunks.
-      end = Math.min(end, i + TEXT_LIMIT_BYTES + 1 - this.#text.length);
-      this.#keep(chunk.toString('latin1', i, end));
-    }
-    this.#mask(i, end);
-    if (end === chunk.length) return end;
-    const char = String.fromCharCode(chunk[end]!);
-    if (char === '"') {
-      this.#state = this.#readStructure;
-      if (this.#text !== undefined) this.#endText();
-    } else if (char === '\\') {
-      this.#mask(end, end + 1);
-      this.#state = this.#readEscape;
-    } else if (char < ' ') this.#fail(end, 'a string contains a control character');
-    else {
-      // A separator, or the first byte after the limit.
-      this.#checkData(char);
-      return end;
-    }
-    return end + 1;
+  #refuseSeparator() {
+    this.#refuse(`may have "," and ";" only in its first ${TEXT_LIMIT_BYTES} bytes`);
   }
 
   /** Overwrites bytes that were read, if they belong to the value of `auth`. */
@@ -3709,22 +3707,28 @@ class BodyScan {
 
   /** Reads one byte after a backslash. `#text` gets only complete escapes, because a part cannot be decoded. */
   #readEscape(i: number) {
-    const escape = this.#escape += String.fromCharCode(this.#chunk[i]!);
+    this.#escape += String.fromCharCode(this.#chunk[i]!);
     this.#mask(i, i + 1);
+    const escape = this.#escape;
     if (!ESCAPE.test(escape)) this.#fail(i, escape[1] ? 'expected four hexadecimal digits' : 'an unknown escape');
     if (escape[0] === 'u' && escape.length < 5) return i + 1;
-    this.#checkData(escape);
-    this.#keep(`\\${escape}`);
     this.#escape = '';
-    this.#state = this.#readString;
+    if (this.#text !== undefined) {
+      this.#state = this.#readCollected;
+      this.#collect(`\\${escape}`);
+    } else {
+      this.#state = this.#readStreamed;
+      if (isAttachment(this.#scope.key) && SEPARATOR.test(escape)) this.#refuseSeparator();
+    }
     return i + 1;
   }
 
-  /** Adds to the text, if it is collected, and ends it at its limit. */
-  #keep(text: string) {
-    if (this.#text === undefined) return;
+  /** Adds to the text. Beyond its limit the text ends, and the rest of the string streams through. */
+  #collect(text: string) {
     this.#text += text;
-    if (this.#text.length > TEXT_LIMIT_BYTES) this.#endText();
+    if (this.#text!.length <= TEXT_LIMIT_BYTES) return;
+    this.#state = this.#readStreamed;
+    this.#endText();
   }
 
   /** Decodes the collected text, and handles it: a key, or the value of a key that matters. */
@@ -3764,7 +3768,8 @@ class BodyScan {
   /** Reads the rest of a number or a word; returns where it stopped. `#readValue` put the first byte into `#text`. */
   #readBare(i: number) {
     const end = findByte(this.#chunk, i, AFTER_BARE);
-    const text = this.#text += this.#chunk.toString('latin1', i, Math.min(end, i + TEXT_LIMIT_BYTES));
+    this.#text += this.#chunk.toString('latin1', i, Math.min(end, i + TEXT_LIMIT_BYTES));
+    const text = this.#text!;
     if (text.length > TEXT_LIMIT_BYTES) this.#fail(i, 'a number is too long');
     if (end === this.#chunk.length) return end;
     if (text.startsWith('+')) this.#fail(i, 'no value begins with "+"; a phone number needs double quotes');
