@@ -998,10 +998,14 @@ const METRICS_ROUTE = ROUTES.find(({ group }) => group === 'metrics')!;
  */
 const SETUP_PREFIXES = new Set(ROUTES.filter((route) => route.group === 'setup').map((route) => prefixOf(route.parts)));
 
-/** The segments that determine whether a path belongs to setup, however a proxy behind the gateway folds its case. */
+/** The segments that determine whether a path belongs to setup: the first two, or the first of swagger. */
+function prefixSegments(segments: readonly string[]) {
+  return segments.slice(0, segments[0]?.toLowerCase() === 'swagger' ? 1 : 2);
+}
+
+/** The same segments in lower case, because a proxy behind the gateway may fold the case of a path. */
 function prefixOf(segments: readonly string[]) {
-  const folded = segments.slice(0, 2).map((segment) => segment.toLowerCase());
-  return folded[0] === 'swagger' ? 'swagger' : folded.join('/');
+  return prefixSegments(segments).join('/').toLowerCase();
 }
 
 /**
@@ -2347,13 +2351,13 @@ function refusalOfEndpoint(token: Token, target: Target, client?: string) {
  * `covered` if only a group or a wildcard opens it. `GET /v1/search/*` names /v1/search/+4915; `GET /v1/*` covers it.
  */
 function findGrant(token: Token, target: Target) {
-  const { groups, patterns } = token.allow;
+  const { written, groups, patterns } = token.allow;
   const { segments, route } = target;
   // Only its own pattern opens a send by GET, because `GET *` is meant to allow reads. The same holds for the metrics.
-  if (target.isSendByGet) return buildsMessages(token) && groups.has('GET /v2/send') ? 'named' : undefined;
-  if (route === METRICS_ROUTE) return groups.has('metrics') || groups.has('GET /metrics') ? 'named' : undefined;
+  if (target.isSendByGet) return buildsMessages(token) && written.includes('GET /v2/send') ? 'named' : undefined;
+  if (route === METRICS_ROUTE) return groups.has('metrics') || written.includes('GET /metrics') ? 'named' : undefined;
   const matches = patterns.filter((pattern) => patternMatches(pattern, target));
-  if (matches.some(({ parts }) => !/[*:]/.test(prefixOf(parts)))) return 'named';
+  if (matches.some(({ parts }) => prefixSegments(parts).every(isLiteral))) return 'named';
   if (route && groups.has(route.group)) return 'covered';
   if (SETUP_PREFIXES.has(prefixOf(segments))) return undefined; // no wildcard opens setup
   return matches.length > 0 ? 'covered' : undefined;
@@ -5583,7 +5587,7 @@ function parseRange(written: string) {
   return { written, address, prefix, family };
 }
 
-/** Reads an allowlist: the `groups` that its words stand for, its `patterns`, and both as `written`. */
+/** Reads an allowlist: the `groups` that it opens, its `patterns`, and both as `written`. */
 function readAllow(value: unknown) {
   const readWord = textThat(
     (text) => GROUPS.includes(text) || readPattern(text) !== undefined,
@@ -5591,7 +5595,7 @@ function readAllow(value: unknown) {
     ALLOW_HINTS,
   );
   const written = [...listOf(readWord)(value)];
-  const groups = new Set(written); // the patterns in it equal no group
+  const groups = new Set(written.filter((word) => GROUPS.includes(word)));
   if (groups.has('messaging')) groups.add('send').add('receive');
   return { written, groups, patterns: written.flatMap((word) => readPattern(word) ?? []) };
 }
@@ -6596,12 +6600,12 @@ function printCheck(settings: Settings) {
 function describeToken(token: Token) {
   const words = (list: Iterable<string> = []) => [...list].join(', ');
   const accounts = words(token.senders) || 'any account';
-  const { groups, patterns } = token.allow;
-  const acts = ['send', 'messaging', 'setup', 'GET /v2/send'].some((word) => groups.has(word)) ||
+  const { written, groups, patterns } = token.allow;
+  const acts = groups.has('send') || groups.has('setup') || written.includes('GET /v2/send') ||
     patterns.some(({ method }) => method !== 'GET');
-  const reads = token.allow.written.some((word) => word !== 'metrics' && word !== 'GET /metrics');
+  const reads = written.some((word) => word !== 'metrics' && word !== 'GET /metrics');
   const rows = {
-    'may call': words(token.allow.written),
+    'may call': words(written),
     'presented': token.digest && `as ${words(token.methods)}`,
     'sends from': acts && accounts,
     'sends to': acts && (words(token.recipients) || 'anyone'),
@@ -6614,7 +6618,7 @@ function describeToken(token: Token) {
   // In lines of 80 columns, because a terminal would break longer ones inside a number.
   const wrapped = (text: string) => text.replace(/(?=.{64})(.{1,63}) /g, `$1\n${' '.repeat(17)}`);
   const lines = Object.entries(rows).flatMap(([name, said]) => said ? `    ${name.padEnd(12)} ${wrapped(said)}` : []);
-  const idle = token.allow.written.filter((word) => !GROUPS.includes(word) && !canMatch(token, word))
+  const idle = written.filter((word) => !GROUPS.includes(word) && !canMatch(token, word))
     .map((pattern) => `${pattern} matches no route of the backend`);
   const warnings = [
     ...idle,
