@@ -22,7 +22,7 @@
  * Tokens node gateway.mjs add NAME RECIPIENT…                  (makes a token in gateway.json, and prints its secret)
  *        node gateway.mjs test NAME                            (sends a message as that token would)
  * Check  node gateway.mjs --check                              (lists every mistake, or what each token may do)
- *        node gateway.mjs render NAME                          (prints the send that a token would make from a payload)
+ *        node gateway.mjs render NAME                          (prints the message that is built from a payload)
  * Embed  import { createGateway } from './gateway.ts'          (importing does no work)
  *
  * Exit codes: 0 success; 1 a failure while running (the port is in use, the backend is down, `render` refuses the
@@ -36,8 +36,9 @@
  *   CONNECT · WEBSOCKETS · READING · RESPONSES · ADDRESSES · LOG · LOADING · READERS · DEMO · ADD AND TEST ·
  *   COMMAND LINE · EXPORTS
  *
- * Words in comments: a "send" is a request that sends a message, by /v2/send or /v1/send. "Attack:" begins what a check
- * prevents. "UNTIL …:" begins a workaround for a runtime, and says when the workaround can go.
+ * Words in comments: a "send" is a request that sends a message, by /v2/send or /v1/send. The body that the gateway
+ * builds for a send is a "message". "Attack:" begins what a check prevents. "UNTIL …:" begins a workaround for a runtime,
+ * and says when the workaround can go.
  *
  * @module
  */
@@ -257,7 +258,7 @@ interface TokenConfig {
   /** Valid through a day in UTC (`2027-06-30`), or until a time (`2027-06-30T12:00:00Z`). If absent, forever. */
   expires?: string;
   /**
-   * Fields that the gateway adds to a send if the body lacks them. With `defaults` or `message`, a POST to /v2/send is
+   * Fields that the gateway adds to a message if the body lacks them. With `defaults` or `message`, a POST to /v2/send is
    * not relayed unchanged: the gateway builds a message from the body, which may be JSON, a form or text. Without
    * `senders` and `recipients`, the token may use only this number and these recipients. With `text_mode` "styled", the
    * backend interprets markup such as `**bold**` in a message.
@@ -573,12 +574,12 @@ const NESTING_LIMIT = 64;
  */
 const TEXT_LIMIT_BYTES = 4096;
 
-/** The largest body from which the gateway makes a send. Such a body is read into memory as a whole. */
+/** The largest body from which the gateway builds a message. Such a body is read into memory as a whole. */
 const PAYLOAD_LIMIT_BYTES = 1024 * 1024;
 
 /**
- * The memory for all bodies from which sends are made, and for those sends: 32 of the largest. If there are several
- * tokens, each may use half. Further requests get 503.
+ * The memory for all bodies from which messages are built, and for those messages: 32 of the largest. If there are
+ * several tokens, each may use half. Further requests get 503.
  */
 const HELD_LIMIT_BYTES = 32 * 1024 * 1024;
 
@@ -775,10 +776,10 @@ const withDetail = (code: ProblemCode, detail: string, reason?: string) => new P
 /** @param why completes "The URL is not accepted: …". */
 const badTarget = (why: string) => withDetail('bad_target', `The URL is not accepted: ${why}.`);
 
-/** @param isOfSend whether the gateway makes a send of the body. It holds all of it then, so the limit is lower. */
-function tooLarge(limitBytes: number, isOfSend = false) {
+/** @param isForMessage whether a message is built from the body. Then all of it is in memory, so the limit is lower. */
+function tooLarge(limitBytes: number, isForMessage = false) {
   const most = `The body is larger than ${showSize(limitBytes)}, the most that this gateway accepts`;
-  const detail = isOfSend && limitBytes === PAYLOAD_LIMIT_BYTES
+  const detail = isForMessage && limitBytes === PAYLOAD_LIMIT_BYTES
     ? `${most} from a token with "defaults" or "message"; for large attachments, use one with "senders" and "recipients" instead.`
     : `${most} here.`;
   return withDetail('body_too_large', detail);
@@ -1627,7 +1628,7 @@ class Exchange {
   gateWaitMs = 0;
   /** When the request was ready to be sent, by performance.now(). Requests queue in this order. */
   readyMs = 0;
-  /** How many bytes of its body are in memory, to make a send from them. */
+  /** How many bytes of its body are in memory, to build a message from them. */
   heldBytes = 0;
   /** How many bytes of an incomplete large body the backend has. */
   uploadBytes = 0;
@@ -1793,11 +1794,11 @@ async function handle(exchange: Exchange, isUpgrade: boolean) {
     if (target.route === METRICS_ROUTE) return respondText(exchange, core.metrics.render(core), METRICS_TYPE);
 
     // The first 64 KiB of the body are checked before the backend is contacted; a larger body is checked further while
-    // it streams. If the gateway builds a message from the body, that send is checked.
+    // it streams. If the gateway builds a message from the body, that message is checked.
     exchange.isBuiltMessage = buildsMessages(token) && target.route === SEND_ROUTE;
     const content = exchange.isBuiltMessage ? await readMessage(exchange, body) : await body.readChecked();
 
-    // Only once: see `relay`. A made send is not a WebSocket.
+    // Only once: see `relay`. A message that was built opens no WebSocket.
     await relay(exchange, content, isUpgrade && !exchange.isBuiltMessage);
     // The rules may have changed during the handshake, or a shutdown may have begun.
     if (exchange.stage === 'tunnel') closeStaleTunnels(core);
@@ -2543,7 +2544,7 @@ function seriesIn(map: Map<string, number>, name: string, token: Token | undefin
 // body, only the head is read. No byte is read before it is needed, as `Expect: 100-continue` requires. In this section
 // "head" means the head of a body, not the headers.
 
-/** The body for the backend: none, one piece (a small body or a made send), or a large body, which streams. */
+/** The body for the backend: none, one piece (a small body or a built message), or a large body, which streams. */
 type Content = Uint8Array | RequestBody | undefined;
 
 /** Reads a request's body: first the head, then, only after the credential was accepted, the rest. */
@@ -2724,13 +2725,13 @@ class RequestBody {
 // fields of a message, and the text that the template rendered. Here, "payload" is the posted body as an object, "message" is
 // the body that goes to the backend, and "form" is an HTML form.
 
-/** A JSON object, such as a payload or a send. */
+/** A JSON object, such as a payload or a message. */
 type JsonObject = Record<string, unknown>;
 
 /** A field of a form, or a parameter of a query. */
 type Pair = readonly [name: string, value: string];
 
-/** The fields of a send that are taken from a payload. `recipient` is not one: the backend does not document it. */
+/** The fields of a message that are taken from a payload. `recipient` is not one: the backend does not document it. */
 const MESSAGE_FIELDS =
   ('message number recipients text_mode base64_attachments sticker mentions quote_timestamp quote_author quote_message ' +
     'quote_mentions edit_timestamp notify_self view_once link_preview').split(' ');
@@ -2789,14 +2790,14 @@ async function readMessage(exchange: Exchange, body: RequestBody) {
   const payload = target.isSendByGet
     ? readForm(target.query, token)
     : readPayload(token, await body.readWhole(), exchange.req.headers['content-type']);
-  const made = buildMessage(token, payload);
+  const message = buildMessage(token, payload);
   // A client that repeats its token in the text, as in "Door 1\n@auth=TOKEN", would show it to everyone who reads it.
   const secret = exchange.credential?.secret;
-  if (secret && String(made.message ?? '').includes(secret)) throw badField('message', 'contains the API token');
-  const send = checkMessage(token, made);
+  if (secret && String(message.message ?? '').includes(secret)) throw badField('message', 'contains the API token');
+  const bytes = checkMessage(token, message);
   // The longest are made of JSON with numbers such as 1e20, which JSON.stringify writes out: 1 MiB becomes 4.4 MiB.
-  body.countHeld(send.length);
-  return send;
+  body.countHeld(bytes.length);
+  return bytes;
 }
 
 /**
@@ -2930,7 +2931,7 @@ function escapePercent(form: string) {
 }
 
 /**
- * Whether a text is an HTML form by its look: it begins with a field of a send, or any of its names is one that a text
+ * Whether a text is an HTML form by its look: it begins with a field of a message, or any of its names is one that a text
  * has only by accident. Form encoders write the fields in any order.
  */
 function looksLikeForm({ message: template }: Token, text: string) {
@@ -2986,7 +2987,7 @@ function readFields(pairs: Iterable<Pair>, token: Token) {
     if (!base64_attachments) return payload;
     if (payload.base64_attachments == null) return { ...payload, base64_attachments };
   }
-  // Next to other fields, this JSON is not a field of a send, so its recipients would be lost with it.
+  // Next to other fields, this JSON is not a field of a message, so its recipients would be lost with it.
   const lost = payloads.flatMap((json) => Object.keys(messageFields(token, json))).find(isNeverDropped);
   if (lost) throw badField(nameToShow(lost), 'is in a JSON field next to other fields, and would be lost');
   return fields;
@@ -2995,19 +2996,19 @@ function readFields(pairs: Iterable<Pair>, token: Token) {
 /** The message of a payload: the defaults, the payload's fields over them, and the template's message over both. */
 function buildMessage(token: Token, payload: JsonObject) {
   const { defaults, message: template } = token;
-  const send: JsonObject = { ...defaults, ...messageFields(token, payload) };
+  const message: JsonObject = { ...defaults, ...messageFields(token, payload) };
   if (template) {
     const { text, hasFound } = template.render(payload);
     const findsNothing = template.hasVariables && !hasFound; // then the words around the variables say nothing
     // A template's last line may be a section, whose text ends with a line feed.
-    send.message = findsNothing ? '' : text.replace(/\r?\n$/, '');
+    message.message = findsNothing ? '' : text.replace(/\r?\n$/, '');
   }
   // A picture or a sticker needs no message. But a template that finds nothing must not go unnoticed because there is a
   // picture.
-  const isWordless = !template && (!isBlank(send.base64_attachments) || !isBlank(send.sticker));
+  const isWordless = !template && (!isBlank(message.base64_attachments) || !isBlank(message.sticker));
   const needed = isWordless ? ['number', 'recipients'] : ['message', 'number', 'recipients'];
-  const missing = needed.filter((name) => isBlank(send[name]));
-  if (missing.length === 0) return send;
+  const missing = needed.filter((name) => isBlank(message[name]));
+  if (missing.length === 0) return message;
   const keys = Object.keys(payload).map((key) => MESSAGE_FIELDS.includes(key) ? `"${key}"` : showValue(key, '…'));
   const reason = `no_${missing.join(',no_')}`;
   if (keys.length === 0) {
@@ -3023,7 +3024,7 @@ function buildMessage(token: Token, payload: JsonObject) {
   });
 }
 
-/** The fields of a send that a payload has. */
+/** The fields of a message that a payload has. */
 function messageFields(token: Token, payload: JsonObject) {
   const fields: JsonObject = {};
   const recipients: unknown[] = [];
@@ -3105,8 +3106,8 @@ function isBlank(value: unknown = '') {
  * Checks a message as if a client had sent it.
  * @returns the body for the backend.
  */
-function checkMessage(token: Token, send: object) {
-  const bytes = Buffer.from(JSON.stringify(send));
+function checkMessage(token: Token, message: object) {
+  const bytes = Buffer.from(JSON.stringify(message));
   checkFields(token, SEND_ROUTE, BodyScan.fieldsOf(bytes, 'all'));
   return bytes;
 }
@@ -5430,7 +5431,7 @@ function readDefaults(value: unknown) {
 }
 
 function readDefaultRecipients(list: unknown) {
-  // So that no send is larger than what may be held.
+  // So that no message is larger than what may be held.
   ensure(JSON.stringify(list).length <= PAYLOAD_LIMIT_BYTES, `is larger than ${showSize(PAYLOAD_LIMIT_BYTES)}`);
   return [...listOf(readerOfRecipients(false))(list)];
 }
@@ -6537,8 +6538,8 @@ recipients and defaults has, and is confined by, the top-level three:
   senders     accounts that the token may use; any if absent
   recipients  where the token may send; group.* is any group; any if absent
   expires     valid through 2027-06-30, UTC, or until 2027-06-30T12:00:00Z
-  defaults    number, recipients, text_mode of a send made from a webhook
-  message     a Mustache template for the message of such a send
+  defaults    number, recipients, text_mode of a message built from a webhook
+  message     a Mustache template for the text of such a message
 
 The groups of allow:
 
@@ -6560,7 +6561,7 @@ Usage:
                              make a token for a client, in the file
   gateway.mjs test NAME [RECIPIENT]
                              send a message as that token would
-  gateway.mjs render NAME    print the send that a token makes from stdin
+  gateway.mjs render NAME    print the message that is built from stdin
   gateway.mjs token [NAME]   make a secret, and its digest
   gateway.mjs hash           print the digest of a secret on standard input
 
@@ -6668,7 +6669,7 @@ function canMatch(token: Token, pattern: string) {
 function describeMessages(token: Token) {
   const fields = Object.entries(token.defaults ?? {}).map(([name, value]) => `${name} ${[value].flat().join(' and ')}`)
     .join(', ');
-  const parts = [`become sends${token.message ? ', with the message from a template' : ''}`];
+  const parts = [`become messages${token.message ? ', with the text from a template' : ''}`];
   if (fields) parts.push(`by default with ${fields}`);
   try {
     checkSendRoute(token);
@@ -6696,7 +6697,7 @@ function findToken(settings: Settings, name: string) {
 }
 
 /**
- * The send that a gateway with these settings would make from a body posted with a token.
+ * The message that a gateway with these settings would build from a body posted with a token.
  * @throws {UsageError} if there is no such token, or if it builds no messages.
  */
 function renderMessage(settings: Settings, name: string, body: Buffer) {
@@ -6711,9 +6712,9 @@ function renderMessage(settings: Settings, name: string, body: Buffer) {
   // The Content-Type is not known here, but a multipart form begins with its boundary.
   const [, boundary] = /^--([^\r\n]+)\r\n[\w-]+:/.exec(body.toString('latin1', 0, 1000)) ?? [];
   const payload = readPayload(token, body, boundary && `multipart/form-data; boundary="${boundary}"`);
-  const send = buildMessage(token, payload);
-  checkMessage(token, send);
-  return JSON.stringify(send, null, 2);
+  const message = buildMessage(token, payload);
+  checkMessage(token, message);
+  return JSON.stringify(message, null, 2);
 }
 
 /** What to do if the backend did not answer as expected. Each runtime has its own words for the reasons. */
