@@ -2479,7 +2479,7 @@ class Metrics {
   }
 
   /** Writes all series. A test compares their names with docs/operating.md. */
-  render({ startedMs, connections, running, upstream: { gate, isAwaited } }: Core) {
+  render({ startedMs, slotTimeoutMs, connections, running, upstream: { gate, isAwaited } }: Core) {
     const linesOf = (values: Map<string, number>) => Array.from(values, (pair) => pair.join(' ')).join('\n');
     const count = (test: (exchange: Exchange) => boolean) => running.filter(test).length;
     const isAtGate = (exchange: Exchange) => exchange.upstream.gate.isAwaitedBy(exchange);
@@ -2501,7 +2501,7 @@ signal_gateway_requests_waiting{for="slot"} ${
       count((each) => each.stage === 'waiting' && needsSlot(each) && !isAtGate(each))
     }
 signal_gateway_requests_waiting{for="backend"} ${count(isAtGate)}
-# HELP signal_gateway_slots_overdue Slots whose request has had no answer from the backend for 30 s.
+# HELP signal_gateway_slots_overdue Slots whose request has had no answer from the backend for ${slotTimeoutMs / 1000} s.
 # TYPE signal_gateway_slots_overdue gauge
 signal_gateway_slots_overdue ${count(({ slot }) => slot?.isOverdue === true)}
 # HELP signal_gateway_backend_up Whether the backend can be connected to; at start 0 until it has answered.
@@ -2781,7 +2781,7 @@ function buildsMessages({ defaults, message }: Token) {
 async function readMessage(exchange: Exchange, body: RequestBody) {
   const token = exchange.token!;
   const target = exchange.target!;
-  exchange.target = { ...target, method: SEND_ROUTE.method, query: '' };
+  exchange.target = { ...target, method: SEND_ROUTE.method, query: '', parameters: [], isSendByGet: false };
   for (const [name] of target.parameters) {
     if (!target.isSendByGet && isNeverDropped(name)) {
       throw badField(nameToShow(name), 'is in the query, which is ignored for a POST');
@@ -4055,7 +4055,8 @@ async function transmit(exchange: Exchange, outgoing: http.ClientRequest, conten
 function warnOfSilence({ core, rules }: Exchange) {
   const waiting = core.running.filter(({ stage }) => stage === 'sent').length;
   const backend = rules['backend.url'].url.origin;
-  warnRarely(core, 'a request has had no answer from the backend for 30 s', { backend, waiting });
+  const seconds = core.slotTimeoutMs / 1000;
+  warnRarely(core, `a request has had no answer from the backend for ${seconds} s`, { backend, waiting });
 }
 
 // UNTIL Deno reads a response after a failed write: a backend that responds early and closes with unread bytes loses
@@ -4226,7 +4227,8 @@ class Gate {
     const isNew = !this.isShut;
     this.#failure = failure;
     void this.#probe(core, rules);
-    if (isNew) this.#log(core, rules, 'the backend is unreachable: sends are waiting for it');
+    const consequence = rules['backend.wait'] > 0 ? ': sends are waiting for it' : '';
+    if (isNew) this.#log(core, rules, `the backend is unreachable${consequence}`);
   }
 
   /** Waits until the gate opens. */
