@@ -29,16 +29,16 @@
  * payload); 2 invalid usage or configuration.
  *
  * Contents. The first five sections hold types and tables that all others use. From GATEWAY to READERS a section calls
- * only functions of sections below it, but for the scanner of bodies, which reads configuration files too. The
- * commands come last and may call everything.
+ * only functions of sections below it. Two things are used from everywhere: the methods of `Exchange`, and the scanner
+ * of bodies, which reads configuration files too. The commands come last and may call everything.
  *   PUBLIC TYPES · SETTINGS · FIXED LIMITS · PROBLEMS · ROUTES · GATEWAY · PIPELINE · TARGET · CREDENTIALS · ORIGINS ·
  *   ENDPOINTS · RATE · METRICS · REQUEST BODY · MESSAGES · TEMPLATES · POLICY · BODY SCAN · RELAY · GATE AND SLOTS ·
  *   CONNECT · WEBSOCKETS · READING · RESPONSES · ADDRESSES · LOG · LOADING · READERS · DEMO · ADD AND TEST ·
  *   COMMAND LINE · EXPORTS
  *
  * Words in comments: a "send" is a request that sends a message, by /v2/send or /v1/send. The body that the gateway
- * builds for a send is a "message". "Attack:" begins what a check prevents. "UNTIL …:" begins a workaround for a runtime,
- * and says when the workaround can go.
+ * builds for a send is a "message". "Attack:" begins what a check prevents. "UNTIL …:" begins a workaround for a
+ * runtime, and says when the workaround can go.
  *
  * @module
  */
@@ -225,8 +225,8 @@ interface GatewayConfig {
 }
 
 /**
- * One token. A field that also exists at the top level replaces that value; if absent, the token inherits it. `senders`,
- * `recipients` and `defaults` are inherited together, by a token that has none of them.
+ * One token. A field that also exists at the top level replaces the value there; if the field is absent, the token
+ * inherits that value. `senders`, `recipients` and `defaults` are inherited together, by a token that has none of them.
  */
 interface TokenConfig {
   /**
@@ -258,8 +258,8 @@ interface TokenConfig {
   /** Valid through a day in UTC (`2027-06-30`), or until a time (`2027-06-30T12:00:00Z`). If absent, forever. */
   expires?: string;
   /**
-   * Fields that the gateway adds to a message if the body lacks them. With `defaults` or `message`, a POST to /v2/send is
-   * not relayed unchanged: the gateway builds a message from the body, which may be JSON, a form or text. Without
+   * Fields that the gateway adds to a message if the body lacks them. With `defaults` or `message`, a POST to /v2/send
+   * is not relayed unchanged: the gateway builds a message from the body, which may be JSON, a form or text. Without
    * `senders` and `recipients`, the token may use only this number and these recipients. With `text_mode` "styled", the
    * backend interprets markup such as `**bold**` in a message.
    */
@@ -732,8 +732,8 @@ const PROBLEMS = {
 type ProblemCode = keyof typeof PROBLEMS;
 
 /**
- * `detail` replaces the sentence in the response, and is the log's `detail` unless `logged` is. `allow` lists the methods
- * for a 405. `syntax` is a mistake in JSON, with its position.
+ * `detail` replaces the sentence in the response. The log's `detail` is `logged`, or else `detail`. `allow` lists the
+ * methods for a 405. `syntax` is a mistake in JSON, with its position.
  */
 type ProblemDetails = {
   detail?: string;
@@ -1233,10 +1233,10 @@ function isWebSocket(req: IncomingMessage) {
   return req.method === 'GET' && req.headers.upgrade?.toLowerCase() === 'websocket' && !hasBody(req);
 }
 
-// UNTIL Node 24.9 is the oldest: older ones ignore `shouldUpgradeCallback`, and treat every offer of another protocol
-// as an upgrade (test "a wish for another protocol").
 /** A request whose `upgrade`, which node:http writes and reads, is true only for a WebSocket and for CONNECT. */
 class UpgradableMessage extends IncomingMessage {
+  // UNTIL Node 24.9 is the oldest: older ones ignore `shouldUpgradeCallback`, and treat every offer of another protocol
+  // as an upgrade (test "a wish for another protocol").
   isUpgrade = false;
 
   get upgrade() {
@@ -1264,8 +1264,8 @@ function responseOn(socket: Socket, req: IncomingMessage) {
 /**
  * A client's connection, with all state that outlives one of its requests.
  *
- * Only `isLastResponse` decides whether the connection is kept, when the head of a response is written. Once it
- * `isClosing`, it remains so, and no further request of the connection is acted on (RFC 9112 9.6).
+ * Only `isLastResponse` decides whether a connection is kept, when the head of a response is written. A connection that
+ * `isClosing` remains so, and none of its further requests is acted on (RFC 9112 9.6).
  */
 class Connection {
   /** The socket that speaks HTTP; with TLS it is undefined until the handshake is done. */
@@ -1291,13 +1291,13 @@ function connectionOf({ connections }: Core, speaker: Socket) {
   return connection;
 }
 
-// UNTIL Bun shows a connection before its first byte: Bun 1.4 counts it only from that byte on.
 /**
- * Registers a new connection. At the limit it is accepted, and an unauthenticated one is closed for it. Otherwise idle
- * connections, which cost an attacker nothing, would lock all clients out. There is always one to close, because the
- * new connection is itself unauthenticated.
+ * Registers a new connection. At the limit the new one is accepted, and the one that has gone longest without a valid
+ * token is closed. Otherwise idle connections, which cost an attacker nothing, would lock all clients out. There is
+ * always one to close, because the new connection has no token yet.
  */
 function watchConnection(core: Core, socket: Socket) {
+  // UNTIL Bun shows a connection before its first byte: Bun 1.4 counts it only from that byte on.
   const { connections, server } = core;
   connectionOf(core, socket).speaker = 'setSecureContext' in server ? undefined : socket; // see `secureConnection`
   if (connections.size <= core.atStart['limits.connections']) return;
@@ -1405,13 +1405,14 @@ function respondWithoutRequest(core: Core, socket: Socket, problem: Problem) {
 }
 
 /**
- * Decides what happens to a due response that has not begun, if the bytes after the head of its request cannot be
- * parsed. It will say "close". Later requests get no response and are not acted on.
+ * Decides what happens to a response that is due and has not begun, when the bytes after the head of its request cannot
+ * be parsed. Whatever is decided, the response will have "Connection: close", and later requests are not acted on.
  */
 function refuseUnlessRelayed(core: Core, { due }: Connection, res: ServerResponse, problem: Problem) {
   const { req } = res;
   const exchange = core.running.find((other) => other.res === res);
-  // The backend has the request and may act on it, so its response is relayed. No body of a send by GET is read.
+  // The backend has the request and may act on it, so the backend's response is relayed. This comes first, because a
+  // send by GET is sent before its body has arrived: the gateway does not read that body.
   if (exchange?.stage === 'sent') return;
   // The parser failed in the body.
   if (!req.complete) return exchange?.end(problem);
@@ -1421,12 +1422,11 @@ function refuseUnlessRelayed(core: Core, { due }: Connection, res: ServerRespons
 }
 
 /**
- * Replaces the rules.
+ * Replaces the rules. Rules without a token are refused, because a file may have been emptied by mistake. There are two
+ * exceptions. With `auth.anonymous` the owner wants an open gateway. And a gateway on a local address that had no token
+ * before stays open. The address in force counts, because a new `listen` takes effect only after a restart.
  * @returns whether requests now go to another backend.
- * @throws {ConfigError} if there is no token, unless the owner wants an open gateway: `auth.anonymous` is true, or the
- *   gateway had no token before either and listens on a local address. A gateway that had tokens stays closed, because
- *   its file may have been emptied by mistake. The current address counts, because a new `listen` takes effect only
- *   after a restart.
+ * @throws {ConfigError} if the rules are refused.
  */
 function applySettings(core: Core, settings: Settings) {
   const { server, atStart } = core;
@@ -1438,7 +1438,7 @@ function applySettings(core: Core, settings: Settings) {
   const backend = core.rules['backend.url'];
   const isSameBackend = settings['backend.url'].url.href === backend.url.href;
   // If `backend.url` is unchanged, its connections, its slots and a known outage are kept.
-  core.rules = makeRules({ ...settings, ...(isSameBackend && { 'backend.url': backend }) });
+  core.rules = makeRules(isSameBackend ? { ...settings, 'backend.url': backend } : settings);
   const { gate, slots } = core.upstream;
   if (!isSameBackend) core.upstream = new Upstream();
   gate.stopIfIdle(core);
@@ -1574,15 +1574,20 @@ type Stage = 'received' | 'waiting' | 'sending' | 'sent' | 'answered' | 'tunnel'
  *                                         ▼
  *                               `end`: ended early, with a problem
  *
- * How it ends early:
+ * How it ends:
  *
- *   end(problem)     ends it, in any stage: keeps the first problem, destroys `underway` and wakes the current wait
- *   endedBy          that problem, which the log line gives; `refuse` sets it if a step threw
- *   throwIfEnded()   throws it, before and after each wait, so that the steps stop and `refuse` responds
- *   leave()          its client has disconnected: `end`, unless the backend acts on it
- *   hasLeft          it then continues without a client and keeps its slot, until the response's head or a timeout
- *   underway         the request to the backend
- *   earlyResponse    ends only an upload: the backend responded before it had the whole body
+ *   a step responds  `respond` writes the head; `endResponse` writes the rest after `handle`
+ *   a step throws    `refuse` responds with the problem; if a response has begun, `refuse` destroys the connection
+ *   end(problem)     something else ends it, in any stage: a timeout, a shutdown, a connection that fails. Destroys
+ *                    `underway`, the request to the backend, and wakes the current wait. `throwIfEnded`, before and
+ *                    after each wait, throws the problem, so that the step stops and `refuse` responds
+ *   leave()          its client has disconnected: `end`, unless the backend may act on it. Then `hasLeft` is true, and
+ *                    it continues without a client and keeps its slot, until the response's head or a timeout
+ *   earlyResponse    the backend responded before it had the whole body: ends the upload, and nothing else
+ *
+ * `endedBy` is its first problem, which the log line gives. Where no response can be written, as on a connection that
+ * was reset or has too many pipelined requests, the socket is destroyed. `respondUnparsed` answers what the HTTP parser
+ * refuses.
  */
 class Exchange {
   readonly core;
@@ -1697,10 +1702,12 @@ class Exchange {
     const sinceMs = performance.now();
     let timer: NodeJS.Timeout | undefined;
     try {
-      for (this.throwIfEnded(); !isOver(); this.throwIfEnded()) {
+      this.throwIfEnded();
+      while (!isOver()) {
         const onTimeout = () => this.end(typeof late === 'string' ? new Problem(late, 'timeout') : late());
         if (timeoutMs < Infinity) timer ??= setTimeout(onTimeout, timeoutMs);
         await new Promise<void>((resolve) => (this.#resume = resolve));
+        this.throwIfEnded();
       }
       return performance.now() - sinceMs;
     } finally {
@@ -1883,8 +1890,8 @@ async function refuse(exchange: Exchange, thrown: unknown) {
 
 /**
  * Writes the log line of a request, and counts the request. The line has the route's template, never the path, which
- * contains phone numbers. `detail` never has a value of the body. Only two texts come from the client: the method, which node:http restricts to known ones, and
- * an origin that is not on `cors`.
+ * contains phone numbers. `detail` never has a value of the body. Only two texts come from the client: the method,
+ * which node:http restricts to known ones, and an origin that is not on `cors`.
  */
 function logExchange(exchange: Exchange) {
   const { core, req, requestId, client, token, credential, route, status, endedBy, bytesIn, bytesOut } = exchange;
@@ -2003,6 +2010,7 @@ function parseTarget(method: string, raw: string) {
     segments.shift();
   }
   const isSendByGet = method === 'GET' && partsMatch(SEND_ROUTE.parts, segments);
+  // A send by GET has the row of POST /v2/send.
   const route = ROUTES.find((candidate) =>
     (candidate.method === method || isSendByGet) && partsMatch(candidate.parts, segments)
   );
@@ -2029,8 +2037,8 @@ function parseQuery(query: string, isOfSend: boolean) {
   const kept: string[] = [];
   const parameters: [string, string][] = [];
   const secrets: string[] = [];
-  // A URL parser in a proxy would encode four of these (WHATWG URL 1.3), and old ones take ";" for "&". They are
-  // encoded here, so that the backend gets exactly the query that was checked. encodeURIComponent leaves the
+  // A URL parser in a proxy would encode quotes and angle brackets (WHATWG URL 1.3), and old programs take ";" for "&".
+  // All are encoded here, so that the backend gets exactly the query that was checked. encodeURIComponent leaves the
   // apostrophe.
   const encoded = query.replace(/["<>;]/g, encodeURIComponent).replaceAll("'", '%27');
   for (const pair of encoded.split('&').filter(Boolean)) {
@@ -2069,9 +2077,9 @@ function checkSegment(segment: string, part = '') {
 }
 
 /**
- * Decodes a segment, or a name or value of the query, once.
+ * Decodes a segment, or a name or value of the query, once. A control character is refused: NUL ends an argument, and a
+ * line feed ends a line of a log.
  * @param isText whether line feeds and tabs are allowed.
- * A control character is refused: NUL ends an argument, and a line feed ends a line of a log.
  */
 function decodePart(text: string, isText = false) {
   let decoded: string;
@@ -2109,8 +2117,8 @@ interface Credential {
 
 /**
  * A token with all its settings, including inherited ones. Only the digest of its secret is kept. `expires` is Infinity
- * for never; it is checked at every request, so no reload is needed. Without a list it may use every account, or send
- * to everyone.
+ * for never, and is checked at every request, so no reload is needed. A token without `senders` may use every account;
+ * one without `recipients` may send to everyone.
  */
 type Token =
   & Omit<TokenSettings, 'senders' | 'recipients'>
@@ -2183,8 +2191,8 @@ const CREDENTIAL_ADVICE: NodeJS.Dict<string> = {
 };
 
 /**
- * Whether a credential is the digest of a token, as the file has it, instead of the token's secret: the commonest mistake
- * of who has copied both.
+ * Whether a credential is the digest of a token, as the file has it, instead of the token's secret. People who have
+ * both often copy the wrong one.
  */
 function isDigest({ tokens }: Rules, { secret = '' }: Credential) {
   return tokens.has(secret.replace(/^sha256:/i, '').toLowerCase());
@@ -2501,7 +2509,7 @@ signal_gateway_requests_waiting{for="slot"} ${
       count((each) => each.stage === 'waiting' && needsSlot(each) && !isAtGate(each))
     }
 signal_gateway_requests_waiting{for="backend"} ${count(isAtGate)}
-# HELP signal_gateway_slots_overdue Slots whose request has had no answer from the backend for ${slotTimeoutMs / 1000} s.
+# HELP signal_gateway_slots_overdue Slots whose request has had no answer for ${slotTimeoutMs / 1000} s.
 # TYPE signal_gateway_slots_overdue gauge
 signal_gateway_slots_overdue ${count(({ slot }) => slot?.isOverdue === true)}
 # HELP signal_gateway_backend_up Whether the backend can be connected to; at start 0 until it has answered.
@@ -2592,8 +2600,9 @@ class RequestBody {
     if (isEmpty && declares(route, 'body')) {
       throw badJson('The body must be a JSON object, with Content-Length or chunked.');
     }
-    // A route that needs no body acts on its path alone, before the gateway could refuse the rest; only a plugin may
-    // read any body, and a path without a row may be one. The body of a GET is read only to find a credential, and is not relayed.
+    // A route that needs no body acts on its path alone, before the gateway could refuse the rest. Only a plugin may
+    // read any body, and a path without a row may be a plugin's. The body of a GET is read only to find a credential,
+    // and is not relayed.
     const streams = !route || declares(route, 'body') || declares(route, 'any-body');
     if (!this.#isComplete && (method === 'GET' || !streams)) throw tooLarge(HEAD_LIMIT_BYTES);
     if (isEmpty || method === 'GET') return undefined;
@@ -2635,8 +2644,8 @@ class RequestBody {
   }
 
   /**
-   * Counts bytes in memory until the request is over: those of the body, and later those of the message built from it. The
-   * larger number counts. If there are several tokens, each may use half of HELD_LIMIT_BYTES.
+   * Counts the bytes that the request holds in memory until it is over: those of the body, or those of the message
+   * built from the body if they are more. If there are several tokens, each may use half of HELD_LIMIT_BYTES.
    */
   countHeld(bytes: number) {
     const exchange = this.#exchange;
@@ -2722,8 +2731,8 @@ class RequestBody {
 // #region MESSAGES
 // Grafana, GitHub and others post JSON of their own shape; scripts and devices post a line of text, or an HTML form. If
 // the token has `defaults` or `message`, the gateway builds a message from the posted body. It contains only the
-// fields of a message, and the text that the template rendered. Here, "payload" is the posted body as an object, "message" is
-// the body that goes to the backend, and "form" is an HTML form.
+// fields of a message, and the text that the template rendered. Here, "payload" is the posted body as an object,
+// "message" is the body that goes to the backend, and "form" is an HTML form.
 
 /** A JSON object, such as a payload or a message. */
 type JsonObject = Record<string, unknown>;
@@ -2750,7 +2759,8 @@ const BEGINS_OBJECT = /^\s*\{/;
 const WRAPPED_OBJECT = /^['"`[\s\p{Pi}\p{Pf}]+\{/u;
 
 /**
- * A pair of a form. Encoders leave no white space and no ";" in a name: ` b = c` and `amp;b=c` are the rest of a value.
+ * A pair of a form. Encoders leave no white space and no ";" in a name, so ` b = c` and `amp;b=c` are the rest of a
+ * value that was not encoded.
  */
 const FORM_PAIR = /^[^\s&;=]+=/;
 
@@ -2763,8 +2773,9 @@ const NOT_TEXT =
   // deno-lint-ignore no-control-regex
   /(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[ -/]+[0-~]|(?![\n\t])\p{Cc}/gu;
 
-/** The text of a value. A form of 1 MiB may have 200,000, and that most are printable ASCII is found sooner. */
+/** A text without what NOT_TEXT matches. */
 function cleanText(value: string) {
+  // A form of 1 MiB may have 200,000 values. Most are printable ASCII, and this test is faster than the replacement.
   return /[^\n -~]/.test(value) ? value.replace(NOT_TEXT, '') : value;
 }
 
@@ -2869,8 +2880,9 @@ const PART = /^\r\n(?<lines>[^\r\n]+(?:\r\n[^\r\n]+)*)\r\n\r\n(?<content>.*)\r$/
 /** Any header of a part, except one that declares the content encoded or a multipart form itself. */
 const PART_LINE = /^(?!content-transfer-encoding:(?! *(?:7bit|8bit|binary)$)|content-type:\s*multipart\/)([\w-]+):.*$/i;
 
-// UNTIL `Response` refuses a part that it cannot read: Deno 2.9 and Bun 1.4 skip it.
-/** The fields of a multipart form. */
+/**
+ * The fields of a multipart form. UNTIL `Response` refuses a part that it cannot read: Deno 2.9 and Bun 1.4 skip it.
+ */
 function readMultipart(body: Buffer, contentType: string) {
   const boundary = (MULTIPART.exec(contentType) ?? failMultipart()).groups!.boundary!.replaceAll('"', '');
   // RFC 2046 5.1.1. A search for a boundary of 6000 bytes, in a body that nearly has it everywhere, took a second.
@@ -2931,8 +2943,8 @@ function escapePercent(form: string) {
 }
 
 /**
- * Whether a text is an HTML form by its look: it begins with a field of a message, or any of its names is one that a text
- * has only by accident. Form encoders write the fields in any order.
+ * Whether a text is an HTML form by its look: it begins with a field of a message, or has a name that a text has only
+ * by accident. That name may stand anywhere, because form encoders write the fields in any order.
  */
 function looksLikeForm({ message: template }: Token, text: string) {
   const pairs = text.split('&').filter((pair) => pair.includes('='));
@@ -3003,7 +3015,7 @@ function buildMessage(token: Token, payload: JsonObject) {
     // A template's last line may be a section, whose text ends with a line feed.
     message.message = findsNothing ? '' : text.replace(/\r?\n$/, '');
   }
-  // A picture or a sticker needs no message. But a template that finds nothing must not go unnoticed because there is a
+  // A picture or a sticker needs no text. But a template that finds nothing must not go unnoticed because there is a
   // picture.
   const isWordless = !template && (!isBlank(message.base64_attachments) || !isBlank(message.sticker));
   const needed = isWordless ? ['number', 'recipients'] : ['message', 'number', 'recipients'];
@@ -3544,8 +3556,8 @@ class BodyScan {
   }
 
   /**
-   * Reads a chunk, and overwrites in it the bytes of the value of `auth` with spaces. So no length changes, and the
-   * backend, which ignores unknown members, gets `"auth":"   "`. The chunk must not have been copied before.
+   * Reads a chunk, and overwrites in it the bytes of the value of `auth` with spaces. The document keeps its length,
+   * and the backend, which ignores unknown members, gets `"auth":"   "`. The chunk must not have been copied before.
    * After a refusal the scanner must not be used any more.
    */
   write(chunk: Buffer) {
@@ -3578,7 +3590,9 @@ class BodyScan {
     });
   }
 
-  /** Refuses the field that is being read. If `defers`, notes the problem and reads on as if the key did not matter. */
+  /**
+   * Refuses the field that is being read. While `defers` is true, this only notes the problem, and ignores the field.
+   */
   #refuse(why: string) {
     const problem = badField(this.#scope.key!, why);
     if (!this.defers || this.#scope.key === 'auth') throw problem; // without `auth` no token will be found
@@ -3836,8 +3850,10 @@ function wrongType(key: BodyKey, inList: boolean, char: string) {
     type = 'a list of strings in double quotes';
   }
   // The votes of a poll are numbers. A number begins with a digit or "-", which come before ":" in ASCII. The other
-  // bytes before ":" begin no value, and #readBare refuses them. Clients send `"base64_attachments": null` for none.
-  const isRight = inList ? char === '"' || (role === 'argument' && char < ':') : char === first || char === 'n';
+  // bytes before ":" begin no value, and #readBare refuses them.
+  const mayBeNumber = char < ':';
+  const mayBeNull = char === 'n'; // clients send `"base64_attachments": null` for none
+  const isRight = inList ? char === '"' || (role === 'argument' && mayBeNumber) : char === first || mayBeNull;
   return isRight ? undefined : `must be ${type}`;
 }
 
@@ -3886,7 +3902,8 @@ async function relay(exchange: Exchange, content: Content, isUpgrade: boolean) {
     incoming = await transmit(exchange, outgoing, content, isUpgrade);
     exchange.upstream.slots.release(exchange);
     const length = checkResponseHead(incoming, isUpgrade);
-    // UNTIL Node 22 is the oldest: after res.setHeader, Node 20.20 sends one of several Set-Cookie in an array.
+    // All of them go to writeHead. UNTIL Node 22 is the oldest: none may be set by res.setHeader before that, because
+    // Node 20.20 would then send only one of several Set-Cookie.
     const headers = headersForClient(exchange, incoming);
     if (takeSocket && incoming.statusCode === 101) {
       exchange.stage = 'tunnel';
@@ -3951,7 +3968,7 @@ function outboundHeaders({ req, rules, client, requestId, isBuiltMessage }: Exch
 
 /**
  * Connects to the backend when the request has its slot and the gate is open. Only `connect` is repeated.
- * @param isUpload whether the body is large. It acquires its slot before its last byte, and not here.
+ * @param isUpload whether the body is large. An upload acquires its slot before its last byte, and not here.
  */
 async function connectInTurn(exchange: Exchange, request: http.RequestOptions, isUpload: boolean) {
   const { core, rules, upstream: { gate, slots } } = exchange;
@@ -4059,11 +4076,12 @@ function warnOfSilence({ core, rules }: Exchange) {
   warnRarely(core, `a request has had no answer from the backend for ${seconds} s`, { backend, waiting });
 }
 
-// UNTIL Deno reads a response after a failed write: a backend that responds early and closes with unread bytes loses
-// its response on Deno 2.9.
 /**
  * Writes a large body at the backend's pace. Its last byte waits for a slot. Time spent waiting for the client does not
  * count towards `backend.timeout`.
+ *
+ * UNTIL Deno reads a response after a failed write: a backend that responds early and closes with unread bytes loses
+ * its response on Deno 2.9.
  * @param onSent called just before the last byte is written.
  */
 async function writeUpload(
@@ -4301,8 +4319,8 @@ interface Slot {
 /**
  * The slots of a backend. At most `backend.parallel` requests act at once. A request that hangs makes room for another,
  * because its slot is then overdue and no longer counts as acting. A backend that hangs for good has at most twice
- * `backend.parallel` requests. If there are several tokens, one is stopped just short of both limits, so that its own
- * requests, even if all of them hang, leave room for the others.
+ * `backend.parallel` requests. If there are several tokens, each stays one below both limits. So its requests leave
+ * room for the others, even if all of them hang.
  */
 class Slots {
   /** The requests that wait for a slot, by their token's name, in the order in which they were ready. */
@@ -4373,11 +4391,13 @@ class Slots {
   /** The token that gets a free slot: of those that wait, the one whose latest slot is the longest ago. */
   #next({ tokens, 'backend.parallel': parallel }: Rules) {
     if (!hasRoom(this.#slots, parallel, 2 * parallel)) return undefined;
+    const ownActingLimit = Math.max(1, parallel - 1);
+    const ownLimit = 2 * parallel - 1;
     let next: string | undefined;
     let oldest = Infinity;
     for (const token of this.#queues.keys()) {
       const own = this.#slots.filter((slot) => slot.token === token);
-      if (tokens.size > 1 && !hasRoom(own, Math.max(1, parallel - 1), 2 * parallel - 1)) continue;
+      if (tokens.size > 1 && !hasRoom(own, ownActingLimit, ownLimit)) continue;
       const latest = this.#latest.get(token) ?? 0;
       if (latest >= oldest) continue;
       next = token;
@@ -4411,7 +4431,8 @@ function sumOf(exchanges: Exchange[], kind: 'heldBytes' | 'uploadBytes') {
  * Makes a connection to the backend, or takes a kept one. With TLS, the handshake is complete. Writes nothing.
  * @param owner can end the connection by `underway`, which is set before this function returns.
  * @returns the request, to be written by `transmit`.
- * @throws {Error} of the runtime, if a connection cannot even be attempted. It shows nothing about the backend.
+ * @throws {Error} of the runtime, if a connection cannot even be attempted. Such an error says nothing about the
+ *   backend.
  */
 function connect(owner: Pick<Exchange, 'underway'>, request: http.RequestOptions, timeoutMs: number) {
   const isTls = request.protocol === 'https:';
@@ -4555,7 +4576,7 @@ async function readChunk(
 
 // #region RESPONSES
 
-/** The headers and the body of an error response. The body has the same form for every problem. */
+/** The headers and the body of an error response. The body has the same shape for every problem. */
 function problemResponse(problem: Problem, requestId: string, req?: IncomingMessage) {
   const { message, code, status, details: { allow, retryAfterMs } } = problem;
   const body = `${JSON.stringify({ error: message, code, requestId })}\n`;
@@ -4699,8 +4720,8 @@ function hasBody({ headers }: IncomingMessage) {
 
 /**
  * Ends the response. If the request has not arrived completely, its rest is read and discarded first, because a
- * connection that is closed with unread bytes is reset, and the reset can overtake the response. node:http would
- * destroy the connection. The client must then read the rest of the response within `stallTimeoutMs`.
+ * connection that is closed with unread bytes is reset, and the reset can overtake the response. node:http alone would
+ * destroy the connection. After the end, the client has `stallTimeoutMs` to read what is still unread of the response.
  */
 async function endResponse({ core, req, res, lastPart, stage, token, rules, bytesIn }: Exchange) {
   if (stage === 'tunnel') return;
@@ -4778,8 +4799,8 @@ function addressAllowed(allowed: AddressList | undefined, address: string) {
 }
 
 /**
- * An address in one form, without a zone. IPv4-mapped IPv6 is IPv4. A peer that is gone has no address: 0.0.0.0 stands
- * for it, which no client has.
+ * An address in one spelling, without a zone. IPv4-mapped IPv6 is IPv4. A peer that is gone has no address: 0.0.0.0
+ * stands for it, which no client has.
  */
 function normalizeAddress(address = '0.0.0.0') {
   return address.replace(/^::ffff:(?=\d+\.)|%.*/gis, '');
@@ -4930,8 +4951,8 @@ class Sources extends Mistakes {
 }
 
 /**
- * Reads file, environment and flags. For each setting the last of these that gives a value wins. `text` is what the file
- * will contain, if that is to be checked before it is written.
+ * Reads file, environment and flags. For each setting the last of these that gives a value wins. `text` is what the
+ * file will contain, if that is to be checked before it is written.
  * @throws {ConfigError} with every mistake.
  */
 function loadSettings(
@@ -4963,7 +4984,7 @@ function embeddedSettings(config: GatewayConfig, options: GatewayOptions = {}) {
   return readSettings(sources);
 }
 
-/** Matches, in JSON.stringify's form, a secret that is not a digest, tokens in text, or a password in the backend's URL. */
+/** Matches, as JSON.stringify writes them, a plain secret, tokens in text, or a password in the backend's URL. */
 const PLAIN_SECRET = /"secret":"(?!sha256:)|"tokens":"|"url":"[^"/]*\/\/[^"/]*@/i;
 
 /**
@@ -5018,11 +5039,12 @@ function parseFile(text: string): unknown {
   return parseJson(text);
 }
 
-// UNTIL V8 tells keys apart: once Node 24.21, 26.10 or Deno 2.9 has parsed a key that contains a backslash
-// (`"priorit\\"`), it reads a key with an escape (`"priorit\u00e9"`) as that key wherever their source begins alike and
-// the keys before them are the same, until the process ends (tests "attack: post a key…", "keys with an escape…").
 /** Parses valid JSON. If there are escapes, V8 sees a number in place of each key. */
 function parseJson(text: string): unknown {
+  // UNTIL V8 tells keys apart: once Node 24.21, 26.10 or Deno 2.9 has parsed a key that contains a backslash
+  // (`"priorit\\"`), it reads a key with an escape (`"priorit\u00e9"`) as that key wherever their source begins alike
+  // and the keys before them are the same, until the process ends (tests "attack: post a key…", "keys with an
+  // escape…").
   if (!text.includes('\\')) return JSON.parse(text);
   const keys: string[] = [];
   const numbered = text.replace(KEYS_AND_BRACES, (token, quoted: string, colon?: string) => {
@@ -5146,7 +5168,7 @@ type Rules = Omit<ReturnType<typeof makeRules>, keyof AtStart>;
  */
 function listInForce(
   own: ReadonlySet<string> | typeof EVERYONE | undefined,
-  ofDefaults: readonly string[] | undefined | '',
+  ofDefaults: readonly string[] | undefined,
 ) {
   if (own === EVERYONE) return undefined;
   return own ?? (ofDefaults ? new Set(ofDefaults) : undefined);
@@ -5177,7 +5199,7 @@ function makeRules(settings: Settings) {
     return {
       ...{ methods, allow, rate, clients, expires: Infinity, ...own },
       defaults,
-      senders: listInForce(senders, defaults?.number && [defaults.number]),
+      senders: listInForce(senders, defaults?.number === undefined ? undefined : [defaults.number]),
       recipients: listInForce(recipients, defaults?.recipients),
     } as Token;
   };
@@ -5471,7 +5493,7 @@ function readBackend(value: unknown) {
   // Attack: bytes on an idle connection belong to no request; the next request would take them for its response.
   agent.on('free', (socket: Socket) => socket.once('data', destroyThis));
   const prefix = url.pathname.replace(/\/+$/, '');
-  // A path that ends in /v1 or /v2 counts too, as that of sends.
+  // With "/send" after it, a path that ends in /v1 or /v2 is found too: it is the beginning of /v2/send.
   const [, endpoint = ''] = /\/v[12]\/([^/]+)/.exec(`${prefix}/send`) ?? [];
   return {
     /** With userinfo: not for the log. */
@@ -5547,10 +5569,11 @@ function pemParts(text: string, kind: string) {
   return text.split(/^(?=-----BEGIN )/m).filter((part) => part.includes(`${kind}-----`));
 }
 
-// UNTIL node:https refuses all of this on every runtime: on Deno 2.9 it refuses nothing.
 /**
  * Checks certificate and key before the port opens. node:https would refuse them only at start or on the first
  * connection, and takes an empty file for no certificate.
+ *
+ * UNTIL node:https refuses all of this on every runtime: on Deno 2.9 it refuses nothing.
  * @returns the gateway's own certificate, the first of its chain.
  */
 function checkTls({ 'tls.cert': cert, 'tls.key': key }: AtStart) {
@@ -5740,8 +5763,8 @@ function readSecret(secret: unknown) {
 }
 
 /**
- * SHA-256, in hexadecimal. A slow hash would protect guessable passwords; a secret of `gateway.mjs token` has 256 random
- * bits, and a slow hash at every request would overload a small computer.
+ * SHA-256, in hexadecimal. A slow hash would protect guessable passwords. But a secret of `gateway.mjs token` has 256
+ * random bits, and a slow hash at every request would overload a small computer.
  */
 function digestOf(secret: string) {
   // UNTIL Node 20.12 is the oldest: earlier ones lack crypto.hash, which is 2 µs faster.
@@ -5789,7 +5812,12 @@ async function runDemo(listen: string, level?: string, format = 'text') {
     auth: { methods: METHOD_NAMES },
     log: { format: format as 'text' | 'json' },
     tokens: { demo: { secret, defaults: { number, recipients: [recipient] } } },
-  }, { log: (line) => level !== 'debug' && /\bstatus["=]/.test(line) || writeOut(`${line}\n`) });
+  }, {
+    log: (line) => {
+      const isOfRequest = /\bstatus["=]/.test(line);
+      if (level === 'debug' || !isOfRequest) writeOut(`${line}\n`);
+    },
+  });
   stopOnSignal(gateway.server, gateway.close);
   const url = await gateway.listen();
   const addresses = `"number":"${number}","recipients":["${recipient}"]`;
@@ -5818,8 +5846,8 @@ curl -X POST '${url}/v1/register/${number}' -u 'api:${secret}'
 
 // #region ADD AND TEST
 // `add` makes a token and puts it into the file. `test` sends a message as a token would. Neither asks a question, so
-// both work over ssh, in `docker compose exec` and in scripts. What the backend answers is not trusted: strangers choose
-// their own names and those of groups, and something else than a backend may listen there.
+// both work over ssh, in `docker compose exec` and in scripts. What the backend answers is not trusted: strangers
+// choose their own names and those of groups, and something else than a backend may listen there.
 
 /** Where the configuration of a command comes from. */
 interface Where {
@@ -5852,7 +5880,7 @@ interface Client {
   allow: string[];
   /** Those that its line uses, so that it works whatever the top level says. */
   methods: AuthMethod[];
-  /** Whether its sends name account and recipients; those of the others get them as `defaults`. Absent: it never sends. */
+  /** Whether its sends name account and recipients, or get them from `defaults`. Absent if it never sends. */
   names?: 'itself' | 'by defaults';
   /** What its owner copies into the client. */
   line: (parts: LineParts) => string;
@@ -6044,7 +6072,7 @@ function insertMember(text: string, end: number, member: string) {
   return `${head}${head.endsWith('{') ? '' : ','}${member}${text.slice(end)}`;
 }
 
-/** The index of the brace that closes the object of a top-level key or, without one, the whole text, which is valid JSON. */
+/** In valid JSON, the index of the brace that closes the object of a top-level key or, without a key, the document. */
 function endOfObject(text: string, wanted?: string) {
   let depth = 0;
   let key: string | undefined;
@@ -6086,8 +6114,8 @@ const WRITE_HINTS: Hints = [
 ];
 
 /**
- * Replaces a file, or creates it with mode 600, in one step: a gateway that reads it meanwhile never finds half of it. A
- * link stays, and what it leads to is replaced. Mode and owner stay as they were.
+ * Replaces a file, or creates it with mode 600, in one step: a gateway that reads it meanwhile never finds half of it.
+ * A link stays, and what it leads to is replaced. Mode and owner stay as they were.
  * @param before what the file contained when it was read; undefined if there was none.
  * @returns a remark for the owner, or ''.
  * @throws {UsageError} if the file has changed since; and the error of the file system. Nothing was changed then.
@@ -6127,7 +6155,8 @@ function addressFor({ listen: { host, port, isLocal }, 'tls.cert': cert }: Setti
 }
 
 /**
- * The account that a token sends from: the one that was asked for, that of the configuration, or the backend's only one.
+ * The account that a token sends from: the one that was asked for, that of the configuration, or the backend's only
+ * one.
  * @throws {UsageError} if there are several.
  */
 async function findAccount(settings: Settings, wanted?: string) {
@@ -6177,7 +6206,7 @@ function listContacts(settings: Settings, number: string) {
   );
 }
 
-/** What the backend knows, for somebody who has named no recipient. Ids come first, so that no name can look like one. */
+/** What the backend knows, for somebody who has named no recipient. Ids come first, so that no name looks like one. */
 async function listKnown(settings: Settings, name: string, number: string) {
   const groups = (await listGroups(settings, number)).map(({ id, name }) => ['group', id, name] as const);
   const contacts = (await listContacts(settings, number)).map((contact) => {
@@ -6309,7 +6338,7 @@ async function askForList(settings: Settings, path: string, isEntry: (entry: unk
   return list;
 }
 
-/** What to do about an answer that is no success, as the end of a sentence. What the backend itself says needs no guess. */
+/** What to do about an answer that is no success, as the end of a sentence. What the backend says needs no guess. */
 function hintForAnswer(status: number, text: string) {
   if (/"code":"unauthorized"/.test(text)) return adviceFor(ASK_HINTS, 'own_address');
   if (status !== 401 && /^\s*\{"error":/.test(text)) return '';
@@ -6807,8 +6836,8 @@ function stopOnSignal(server: http.Server, close: () => Promise<void>) {
   // would not end if the port is taken.
   server.once('listening', async () => {
     await Promise.race([once(process, 'SIGTERM'), once(process, 'SIGINT')]);
-    // Unread log output, and the timers of reloads and of the query at start, would keep the process running. So would
-    // a failure to close.
+    // The process ends even if closing fails. Unread log output, and the timers of reloads and of the query at start,
+    // would otherwise keep the process running.
     // UNTIL Bun ends with the server: a connection without a byte keeps Bun 1.4 running.
     await close().finally(() => {
       setTimeout(() => process.exit(), FLUSH_MS);
