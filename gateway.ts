@@ -2487,7 +2487,7 @@ class Metrics {
   }
 
   /** Writes all series. A test compares their names with docs/operating.md. */
-  render({ startedMs, slotTimeoutMs, connections, running, upstream: { gate, isAwaited } }: Core) {
+  render({ startedMs, connections, running, upstream: { gate, isAwaited } }: Core) {
     const linesOf = (values: Map<string, number>) => Array.from(values, (pair) => pair.join(' ')).join('\n');
     const count = (test: (exchange: Exchange) => boolean) => running.filter(test).length;
     const isAtGate = (exchange: Exchange) => exchange.upstream.gate.isAwaitedBy(exchange);
@@ -2509,7 +2509,7 @@ signal_gateway_requests_waiting{for="slot"} ${
       count((each) => each.stage === 'waiting' && needsSlot(each) && !isAtGate(each))
     }
 signal_gateway_requests_waiting{for="backend"} ${count(isAtGate)}
-# HELP signal_gateway_slots_overdue Slots whose request has had no answer for ${slotTimeoutMs / 1000} s.
+# HELP signal_gateway_slots_overdue Slots whose request has had no answer from the backend for 30 s.
 # TYPE signal_gateway_slots_overdue gauge
 signal_gateway_slots_overdue ${count(({ slot }) => slot?.isOverdue === true)}
 # HELP signal_gateway_backend_up Whether the backend can be connected to; at start 0 until it has answered.
@@ -2880,10 +2880,9 @@ const PART = /^\r\n(?<lines>[^\r\n]+(?:\r\n[^\r\n]+)*)\r\n\r\n(?<content>.*)\r$/
 /** Any header of a part, except one that declares the content encoded or a multipart form itself. */
 const PART_LINE = /^(?!content-transfer-encoding:(?! *(?:7bit|8bit|binary)$)|content-type:\s*multipart\/)([\w-]+):.*$/i;
 
-/**
- * The fields of a multipart form. UNTIL `Response` refuses a part that it cannot read: Deno 2.9 and Bun 1.4 skip it.
- */
+/** The fields of a multipart form. */
 function readMultipart(body: Buffer, contentType: string) {
+  // UNTIL `Response` refuses a part that it cannot read: Deno 2.9 and Bun 1.4 skip it.
   const boundary = (MULTIPART.exec(contentType) ?? failMultipart()).groups!.boundary!.replaceAll('"', '');
   // RFC 2046 5.1.1. A search for a boundary of 6000 bytes, in a body that nearly has it everywhere, took a second.
   if (boundary.length > 70) failMultipart();
@@ -3902,8 +3901,8 @@ async function relay(exchange: Exchange, content: Content, isUpgrade: boolean) {
     incoming = await transmit(exchange, outgoing, content, isUpgrade);
     exchange.upstream.slots.release(exchange);
     const length = checkResponseHead(incoming, isUpgrade);
-    // All of them go to writeHead. UNTIL Node 22 is the oldest: none may be set by res.setHeader before that, because
-    // Node 20.20 would then send only one of several Set-Cookie.
+    // UNTIL Node 22 is the oldest: all headers go to writeHead, and none to res.setHeader before that, because Node 20.20
+    // would then send only one of several Set-Cookie.
     const headers = headersForClient(exchange, incoming);
     if (takeSocket && incoming.statusCode === 101) {
       exchange.stage = 'tunnel';
@@ -4072,16 +4071,13 @@ async function transmit(exchange: Exchange, outgoing: http.ClientRequest, conten
 function warnOfSilence({ core, rules }: Exchange) {
   const waiting = core.running.filter(({ stage }) => stage === 'sent').length;
   const backend = rules['backend.url'].url.origin;
-  const seconds = core.slotTimeoutMs / 1000;
-  warnRarely(core, `a request has had no answer from the backend for ${seconds} s`, { backend, waiting });
+  // In words that can be searched for, so with the time of the default.
+  warnRarely(core, 'a request has had no answer from the backend for 30 s', { backend, waiting });
 }
 
 /**
  * Writes a large body at the backend's pace. Its last byte waits for a slot. Time spent waiting for the client does not
  * count towards `backend.timeout`.
- *
- * UNTIL Deno reads a response after a failed write: a backend that responds early and closes with unread bytes loses
- * its response on Deno 2.9.
  * @param onSent called just before the last byte is written.
  */
 async function writeUpload(
@@ -4090,6 +4086,8 @@ async function writeUpload(
   upload: RequestBody,
   onSent: () => void,
 ) {
+  // UNTIL Deno reads a response after a failed write: a backend that responds early and closes with unread bytes loses
+  // its response on Deno 2.9.
   const { rules } = exchange;
   const beforeEnd = async () => {
     await exchange.upstream.slots.acquire(exchange);
@@ -5572,11 +5570,10 @@ function pemParts(text: string, kind: string) {
 /**
  * Checks certificate and key before the port opens. node:https would refuse them only at start or on the first
  * connection, and takes an empty file for no certificate.
- *
- * UNTIL node:https refuses all of this on every runtime: on Deno 2.9 it refuses nothing.
  * @returns the gateway's own certificate, the first of its chain.
  */
 function checkTls({ 'tls.cert': cert, 'tls.key': key }: AtStart) {
+  // UNTIL node:https refuses all of this on every runtime: on Deno 2.9 it refuses nothing.
   if (cert === undefined && key === undefined) return undefined;
   ensure(cert !== undefined && key !== undefined, 'needs both "cert" and "key"');
   const broken = (name: string) => () => `its "${name}" is empty, truncated or encrypted, or is not PEM`;
