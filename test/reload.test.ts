@@ -1,0 +1,221 @@
+import { once } from 'node:events';
+import { renameSync, rmSync, writeFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { suite } from 'node:test';
+import { assert, linesOf, pass, problemsOf, requests, until } from './assertions.ts';
+import { startBackend } from './backend.ts';
+import { certificate, CERTS } from './certificates.ts';
+import { ask, statusesOf } from './client.ts';
+import { NO_TOKENS, tokens } from './configs.ts';
+import { type Change, changedSource, fileWith, folder, mistakesIn } from './files.ts';
+import { createGateway, FILE } from './gateway.ts';
+import { SIDE_BY_SIDE, test } from './guard.ts';
+import { isNode } from './runtime.ts';
+import { AS_OTHER, BEARER, MESSAGE, OTHER, SECRET, SECRETS } from './samples.ts';
+import { AS_IT_IS, type Program, start, startBoth, startGateway, startHolding, startProcess } from './start.ts';
+
+suite('reload', SIDE_BY_SIDE, () => {
+  test('reload: tokens and rules apply from the next request on, not to running ones; losing all tokens does not leave the gateway open by mistake', async (t) => {
+    const { backend, gateway, finish } = await startHolding(t);
+    const other = { headers: AS_OTHER };
+    const running = statusesOf(gateway, { body: MESSAGE, headers: BEARER });
+    await until(() => backend.seen.length === 1);
+    gateway.reload({ tokens: { new: { secret: OTHER, allow: ['info'] } } });
+    assert.deepEqual(await statusesOf(gateway, { headers: BEARER }, other, { ...other, body: MESSAGE }), [
+      401,
+      200,
+      403,
+    ]);
+    finish();
+    assert.deepEqual(await running, [200]);
+    const before = gateway.log.length;
+    assert.equal(problemsOf(() => gateway.reload({ tokens: { a: { secret: 'short' } } })).length, 1);
+    const open = ['tokens: none is configured; GATEWAY_AUTH_ANONYMOUS=true would accept all requests'];
+    assert.deepEqual(problemsOf(() => gateway.reload(NO_TOKENS)), open);
+    // The new `listen` takes effect at the next start: until then other machines could connect to this gateway.
+    const anonymous = createGateway({ listen: '0.0.0.0:0', auth: { anonymous: true } }, { log: () => {} });
+    assert.deepEqual(problemsOf(() => anonymous.reload({ listen: '127.0.0.1:0' })), open);
+    assert.equal(gateway.log.length, before);
+    assert.deepEqual(await statusesOf(gateway, other, {}), [200, 401]);
+  });
+
+  // On Deno each broken certificate took effect, and no connection worked from then on.
+  test('reload: by SIGHUP or a changed file; a configuration, secret or certificate that is half-written, broken or gone changes nothing', async (t) => {
+    const backend = await startBackend(t);
+    const [dir, tls] = [folder(t), certificate(t)];
+    const [file, secretFile] = [join(dir, 'gateway.json'), join(dir, 'secret')];
+    const [third, fresh] = ['third-secret-of-some-length', 'fresh-secret-of-good-length'];
+    const configOf = (tokens: object): string => JSON.stringify({ backend: { url: backend.url }, tls, tokens });
+    const replace = (tokens: object): void => {
+      writeFileSync(`${file}.new`, configOf(tokens));
+      renameSync(`${file}.new`, file);
+    };
+    writeFileSync(secretFile, SECRET);
+    replace({ a: { secretFile } });
+    const gateway = await startProcess(t, { args: ['--config', file] });
+    const signal = (): boolean => process.kill(gateway.child.pid!, 'SIGHUP');
+    const count = (message: RegExp): number => linesOf(gateway, message).length;
+    const becomes = async (message: RegExp, change: () => unknown): Promise<void> => {
+      const before = count(message);
+      change();
+      await until(() => count(message) > before);
+    };
+    const statuses = (...secrets: string[]): Promise<number[]> =>
+      statusesOf(gateway, ...secrets.map((secret) => ({ headers: { authorization: `Bearer ${secret}` } })));
+    const { fingerprint: first } = await ask(gateway);
+    assert.deepEqual(await statuses(SECRET, OTHER), [200, 401]);
+
+    await becomes(/^reloaded/, signal);
+
+    // An editor replaces the file, without a signal.
+    await becomes(/^reloaded/, () => replace({ a: { secretFile }, b: { secret: OTHER } }));
+
+    // Each of these is reported without quoting a secret, and changes nothing. The last certificate belongs to another
+    // key.
+    const certificates = ['', 'hello', CERTS[1].cert.slice(0, 400), CERTS[1].cert];
+    const half = configOf({ c: { secret: third } }).slice(0, -9);
+    const bad = [
+      ...certificates.map((text) => () => writeFileSync(tls.cert, text)),
+      () => writeFileSync(tls.cert, CERTS[0].cert) ?? rmSync(secretFile),
+      () => writeFileSync(secretFile, SECRET) ?? writeFileSync(file, half),
+      ...['', '{}'].map((text) => () => writeFileSync(file, text)),
+      () => rmSync(file),
+    ];
+    for (const damage of bad) {
+      await becomes(/^reload failed/, () => damage() ?? signal());
+      assert.deepEqual(await statuses(SECRET, OTHER, third), [200, 200, 401], String(damage));
+      assert.equal((await ask(gateway)).fingerprint, first, String(damage));
+    }
+    const problems = linesOf(gateway, /^reload failed/).map((line) => line.problems);
+    // On a slow machine the watcher may report a broken file as well, so a line is found by its words and not by its
+    // position.
+    assert.ok(problems.some((each) => /^tokens\.a\.secretFile: \S+ does not exist$/.test(each)), problems.join());
+
+    // A signal and the change that it announces are one reload, so further reloads come from later changes.
+    const reloaded = count(/^reloaded/);
+    await becomes(/^reloaded/, () => replace({ a: { secretFile }, b: { secret: OTHER } }) ?? signal());
+    await becomes(/^reloaded/, () => writeFileSync(secretFile, fresh));
+    assert.deepEqual(await statuses(SECRET, fresh), [401, 200]);
+    await becomes(/^reload failed/, () => writeFileSync(tls.cert, CERTS[1].cert) ?? signal());
+    await becomes(/^reloaded/, () => writeFileSync(tls.key, CERTS[1].key));
+    assert.equal(count(/^reloaded/), reloaded + 3);
+    assert.equal((await ask(gateway)).fingerprint === first, 'Bun' in globalThis);
+    assert.doesNotMatch(gateway.output(), new RegExp(`${SECRETS.source}|${third}|${fresh}`));
+    await gateway.close();
+  });
+
+  // When node:http had a limit of 200 header fields and, after a reload, the check had 1,000, a second Host got
+  // through.
+  test(
+    'code that reads a setting of the server does not compile unless it reads it once, where no reload can change it',
+    {
+      skip: !isNode && 'npm installs the compiler for Node',
+    },
+    async (t) => {
+      const row = "  'limits.headers': [countFrom(1), 'header fields', '200'],\n";
+      const added: Change[] = [
+        ["  'shutdown': [duration('10s')", (text) => row + text],
+        ['server.maxHeadersCount = HEADERS_LIMIT + 1', () => "server.maxHeadersCount = settings['limits.headers'] + 1"],
+      ];
+      assert.deepEqual(await mistakesIn(changedSource(t, ...added)), ['createServer']);
+      const listed: Change = ["const START_ONLY = ['listen',", (text) => `${text} 'limits.headers',`];
+      assert.deepEqual(await mistakesIn(changedSource(t, ...added, listed)), []);
+      // Where the state is made, a reload would be ignored just as silently.
+      const kept: Change = [
+        '    startedMs: now(),\n',
+        (text) => `${text}    headersLimit: settings['limits.headers'],\n`,
+      ];
+      assert.deepEqual(await mistakesIn(changedSource(t, added[0]!, kept)), ['makeCore']);
+      assert.deepEqual(await mistakesIn(changedSource(t, added[0]!, kept, listed)), []);
+      const used: Change = [
+        "    this.#limitBytes = exchange.rules['limits.body'];",
+        (text) => text.replace('body', 'headers'),
+      ];
+      assert.deepEqual(await mistakesIn(changedSource(t, ...added, listed, used)), ['RequestBody']);
+    },
+  );
+
+  // A setting that needs a restart was still adopted, and then mistaken for the one in effect.
+  test('a reload leaves settings that are read only at start, and its log line names them', async (t) => {
+    const { gateway } = await startBoth(t);
+    for (let i = 0; i < 2; i++) {
+      gateway.reload({ listen: '127.0.0.2:0', limits: { connections: 9 }, log: { level: 'error', format: 'text' } });
+      assert.equal(linesOf(gateway, /^reloaded/)[i]!.needsRestart, 'listen,limits.connections,log.level,log.format');
+    }
+  });
+
+  test('the gateway listens on IPv6; a reload does not move it; listen() rejects an address in use', async (t) => {
+    const { backend, gateway } = await startBoth(t);
+    for (let i = 0; i < 2; i++) {
+      gateway.reload({ listen: '127.0.0.2:0' });
+      assert.equal(JSON.parse(gateway.log.at(-1)!).needsRestart, 'listen');
+      assert.equal((await ask(gateway, { headers: BEARER })).status, 200);
+    }
+    const six = await startGateway(t, backend, { listen: '[::1]:0', clients: ['::1'] });
+    assert.match(six.url, /^http:\/\/\[::1\]:\d+$/);
+    assert.equal((await ask(six, { headers: BEARER })).status, 200);
+    assert.equal(requests(six)[0].client, '::1');
+    const log: string[] = [];
+    const taken = createGateway({ listen: `${backend.host}:${backend.port}`, ...tokens({}) }, {
+      log: (line) => void log.push(line),
+    });
+    await assert.rejects(taken.listen(), { code: 'EADDRINUSE' });
+    assert.deepEqual(log, [], 'the caller gets the error');
+  });
+
+  // A file's state at its last load was never compared, so a token that was removed at that moment kept working.
+  test('a file that changes between being read and first being checked is read again', async (t) => {
+    const backend = await startBackend(t);
+    const tls = certificate(t);
+    const configOf = (secret: string): string =>
+      JSON.stringify({ backend: { url: backend.url }, tls, tokens: { a: { secret } } });
+    const file = fileWith(t, configOf(SECRET));
+    const code = `
+    import { writeFileSync } from 'node:fs';
+    import { run } from ${JSON.stringify(FILE.href)};
+    const running = run(['--config', ${JSON.stringify(file)}], process.env, () => Buffer.alloc(0));
+    writeFileSync(${JSON.stringify(file)}, ${JSON.stringify(configOf(OTHER))});
+    writeFileSync(${JSON.stringify(tls.cert)}, '');
+    await running;`;
+    const script = fileWith(t, code, 'script.mjs');
+    const gateway = await startProcess(t, { program: [...AS_IT_IS.slice(0, -1), script] as unknown as Program });
+    await until(() => linesOf(gateway, /^reload failed/).length === 1);
+    assert.match(linesOf(gateway, /^reload failed/)[0]!.problems, /^tls: its "cert" is empty/);
+    assert.deepEqual(await statusesOf(gateway, { headers: BEARER }, { headers: AS_OTHER }), [200, 401]);
+    writeFileSync(tls.cert, CERTS[0].cert);
+    await until(() => linesOf(gateway, /^reloaded/).length === 1);
+    assert.deepEqual(await statusesOf(gateway, { headers: BEARER }, { headers: AS_OTHER }), [401, 200]);
+  });
+
+  test('a file is read once it no longer changes; a file that only a reloaded configuration names is also watched', async (t) => {
+    const backend = await startBackend(t);
+    const dir = folder(t);
+    const [file, secretFile] = [join(dir, 'gateway.json'), join(dir, 'secret')];
+    const configOf = (token: object): string => JSON.stringify({ backend: { url: backend.url }, tokens: { a: token } });
+    writeFileSync(file, configOf({ secret: SECRET }));
+    writeFileSync(secretFile, SECRET);
+    const gateway = await startProcess(t, { args: ['--config', file] });
+    const count = (message: RegExp): number => linesOf(gateway, message).length;
+    const becomes = async (change: () => unknown): Promise<void> => {
+      const before = count(/^reloaded/);
+      change();
+      await until(() => count(/^reloaded/) > before, 'the gateway to reload');
+    };
+    // A separate process, which waits for nothing, keeps changing a file for 2.5 s. A gateway that a busy machine
+    // suspends for that long may read it too early, so it has four tries.
+    const isReadTooEarly = async (): Promise<boolean> => {
+      const before = count(/^reload failed/);
+      const writer = start([file], {}, ['sh', '-c', 'while :; do echo "{" >"$0"; sleep 0.1; done']);
+      const ended = once(writer, 'exit');
+      await pass(2500);
+      writer.kill('SIGKILL');
+      await ended;
+      await becomes(() => writeFileSync(file, configOf({ secretFile })));
+      return count(/^reload failed/) > before;
+    };
+    let tries = 1;
+    while (await isReadTooEarly()) assert.ok(tries++ < 4, 'the file was read while it changed, four times');
+    await becomes(() => writeFileSync(secretFile, OTHER));
+    assert.deepEqual(await statusesOf(gateway, { headers: BEARER }, { headers: AS_OTHER }), [401, 200]);
+  });
+});
