@@ -238,7 +238,7 @@ suite('command-line', SIDE_BY_SIDE, () => {
     }
   });
 
-  test('render prints the send that would be made from a payload, sends nothing, and refuses what the gateway refuses', async (t) => {
+  test('render prints the message that is built from a payload, sends nothing, and refuses what the gateway refuses', async (t) => {
     const backend = await startBackend(t);
     const styled = { ...DEFAULTS, text_mode: 'styled' };
     const hook = { message: '{{#alerts}}\n{{name}}\n{{/alerts}}', defaults: styled };
