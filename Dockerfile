@@ -27,5 +27,5 @@ ENV GATEWAY_LISTEN=:8880
 EXPOSE 8880
 # Only the gateway's process is checked. With TLS, or another port, give the container a check of its own.
 HEALTHCHECK --interval=30s --timeout=5s --start-period=10s CMD ["wget", "-qO-", "http://127.0.0.1:8880/healthz"]
-# The option halves the memory after many sends: see "Memory" in docs/operating.md.
+# The option halves the memory after many sends: see "Which Node" in docs/install.md.
 ENTRYPOINT ["node", "--max-semi-space-size=4", "/gateway.mjs"]

@@ -1,13 +1,12 @@
 /**
- * What the gateway promises: a test for each sentence of "What is promised" in SECURITY.md, in that order. Everything
- * else is tested in test/, a file for each topic.
+ * What the gateway promises: a test for each sentence of "What is promised" in SECURITY.md, in that order, and then what
+ * README.md promises. Everything else is tested in test/, a file for each topic.
  *
  *     node --import tsx --test gateway.test.ts        (Node 22.18 and newer need no --import tsx)
  *     deno test -A --no-check gateway.test.ts
  *     bun test --timeout 120000 ./gateway.test.ts
  *
  * Each test starts the gateway as a process, before a stand-in backend that records every connection and request.
- * The tokens, messages and assertions that the tests share are in test/promises.ts.
  * TEST_COMMAND names another delivery to test, such as the compiled file or an image: see test/process.ts.
  */
 
@@ -18,31 +17,10 @@ import { assert, closed, until } from './test/assertions.ts';
 import type { Handler } from './test/backend.ts';
 import { type Ask, ask, open, raw } from './test/client.ts';
 import { test } from './test/guard.ts';
+import { ACCOUNT, BROWSERS, FRIEND, HELLO, MESSAGE, PAGE, STRANGER } from './test/people.ts';
 import { runUntilExit, type Settings, startBoth } from './test/process.ts';
-import {
-  ACCOUNT,
-  ALL_PLACES,
-  AS_FIRST,
-  AS_SECOND,
-  assertRefused,
-  assertUntouched,
-  basic,
-  bearer,
-  BROWSERS,
-  CONFINED,
-  FRIEND,
-  GUESS,
-  HELLO,
-  MESSAGE,
-  MIB,
-  OTHER,
-  PAGE,
-  SECRET,
-  STRANGER,
-  TO_WEBSOCKET,
-  tokens,
-  TRACES,
-} from './test/promises.ts';
+import { ALL_PLACES, assertRefused, assertUntouched, CONFINED, MIB, TO_WEBSOCKET, tokens } from './test/promises.ts';
+import { AS_FIRST, AS_SECOND, basic, bearer, GUESS, OTHER, SECRET, TRACES } from './test/secrets.ts';
 
 // ── To the owner of the account, against anyone who can connect ──────────────────────────────────
 
@@ -443,4 +421,29 @@ test('a send waits for a backend that restarts, and is sent once', async (t) => 
   backend.server.listen(backend.port, backend.host);
   assert.equal((await answer).status, 201);
   assert.equal(backend.sent.length, 1);
+});
+
+// ── What README.md promises besides ──────────────────────────────────────────────────────────────
+
+test('the JSON of another program becomes a message by a template, and a line of text is enough', async (t) => {
+  const defaults = { number: ACCOUNT, recipients: [FRIEND] };
+  const message = ['{{title}}', '{{#alerts}}', '{{status}}: {{labels.name}}', '{{/alerts}}'];
+  const { backend, gateway } = await startBoth(t, tokens({ defaults, message }, { defaults }));
+  const alerts = [{ status: 'firing', labels: { name: 'Disk' } }, { status: 'resolved', labels: { name: 'Fan' } }];
+  const webhook = { title: 'Two alerts', alerts, recipients: [STRANGER] };
+  assert.equal((await ask(gateway, { body: webhook, headers: AS_FIRST })).status, 201);
+  assert.equal((await ask(gateway, { body: 'Backup done: 100 %', headers: AS_SECOND })).status, 201);
+  const messages = ['Two alerts\nfiring: Disk\nresolved: Fan', 'Backup done: 100 %'];
+  assert.deepEqual(backend.sent, messages.map((message) => ({ ...defaults, message })));
+});
+
+test('an attachment of 100 MiB arrives byte for byte', async (t) => {
+  const arrived = createHash('sha256');
+  const { gateway } = await startBoth(t, CONFINED, async (req, res) => {
+    for await (const chunk of req) arrived.update(chunk);
+    res.writeHead(201).end('{}');
+  });
+  const body = `${HELLO.slice(0, -1)},"base64_attachments":["${'0123456789/+ABCD'.repeat(100 * MIB / 16)}"]}`;
+  assert.equal((await ask(gateway, { body, headers: AS_FIRST })).status, 201);
+  assert.equal(arrived.digest('hex'), createHash('sha256').update(body).digest('hex'));
 });

@@ -85,7 +85,7 @@ const GATEWAYS: Record<string, string> = {
 const RELAYS = [...Object.keys(GATEWAYS), 'node:http relay'];
 const SENDERS = [...Object.keys(GATEWAYS), 'parallel 4', 'node:http relay'];
 const REFUSERS = [...Object.keys(GATEWAYS), 'bare 401'];
-/** The option that docs/operating.md recommends, by the variable that passes it to this runtime. */
+/** The option that docs/install.md recommends, by the variable that passes it to this runtime. */
 const YOUNG = '--max-semi-space-size=4';
 const YOUNG_ENV: NodeJS.ProcessEnv = { NODE_OPTIONS: YOUNG, DENO_V8_FLAGS: YOUNG };
 const IS_OLD_NODE = RUNTIME === 'Node' && parseInt(process.versions.node) < 24;

@@ -18,10 +18,10 @@ import { buffer as readBytes, text as readText } from 'node:stream/consumers';
 import { suite } from 'node:test';
 import { pathToFileURL } from 'node:url';
 import type { GatewayConfig } from '../gateway.ts';
-import { assert, until } from './assertions.ts';
+import { assert, difference, groupsOf, until } from './assertions.ts';
 import { serve, sparePort, startBackend } from './backend.ts';
 import { ask } from './client.ts';
-import { ALL_PAGES, fileWith, folder } from './files.ts';
+import { blocks, CONNECTING, fileWith, folder, README } from './files.ts';
 import { SIDE_BY_SIDE, test, type TestContext } from './guard.ts';
 import { FROM, GROUP, SECRET, signed, STRANGER, THIRD, TO } from './samples.ts';
 import { cli, program, script, startGateway, startProcess } from './start.ts';
@@ -81,6 +81,21 @@ function secretIn(stdout: string): string {
   assert.ok(secret && others.length === 0, `the output has one secret, once:\n${stdout}`);
   return secret;
 }
+
+/** What to enter in each client, as the block of a section has it: a name, and its lines in a column. */
+function linesByClient(page: string, heading: string): Map<string, string[]> {
+  const [block = ''] = blocks('text', page.split(`\n## ${heading}\n`)[1]);
+  const found = new Map<string, string[]>();
+  for (const [, column, line] of block.matchAll(/^(.{16})(\S.*)$/gm)) {
+    if (column!.trim()) found.set(column!.trim(), []);
+    [...found.values()].at(-1)!.push(line!);
+  }
+  assert.equal([...found.values()].flat().length, block.trimEnd().split('\n').length, block);
+  return found;
+}
+
+/** The clients of a row in "Every client". */
+const namesIn = (row: string): string[] => row.split(' | ')[0]!.slice(2).replace(/, `.*/, '').split(/, | and /);
 
 /** The names of what lies beside a file: nothing else may be left. */
 const beside = (file: string): string[] => readdirSync(dirname(file));
@@ -172,6 +187,18 @@ suite('add', SIDE_BY_SIDE, () => {
     const help = (await cli(['--help'])).stdout;
     const clients = /^CLIENT: ([^.]*)\./m.exec(help)![1]!.split(/,\s+/);
     assert.ok(clients.length >= 8, help);
+    const ofPage = new Set(groupsOf(CONNECTING, /^\| .*`--for ([\w-]+)` \|/gm));
+    assert.deepEqual(difference('docs/clients.md', [...ofPage], '--help', clients), []);
+    const entered = linesByClient(CONNECTING, 'Every client');
+    const [, table] = /\n\|---\|---\|---\|\n([^]*?)\n\n/.exec(CONNECTING)!;
+    const names = table!.split('\n').map(namesIn);
+    assert.deepEqual([...entered.keys()].filter((name) => !names.flat().includes(name)), [], 'lines without a row');
+    assert.deepEqual(names.filter(([first]) => !entered.has(first!)), [], 'rows without lines');
+    const common = linesByClient(README, 'Connect a client');
+    assert.ok(common.size >= 5, [...common.keys()].join());
+    for (const [name, lines] of common) {
+      assert.deepEqual(lines.filter((line) => !entered.get(name)?.includes(line)), [], `README.md: ${name}`);
+    }
     const backend = await startBackend(t);
     for (const client of clients) {
       const file = fileWith(t, { backend: { url }, listen: ':8880' });
@@ -180,6 +207,13 @@ suite('add', SIDE_BY_SIDE, () => {
       assert.equal(code, 0, stderr);
       const secret = secretIn(stdout);
       const config = JSON.parse(readFileSync(file, 'utf8'));
+      // Each of its rows in docs/clients.md has what the token may call.
+      const rows = CONNECTING.split('\n').filter((row) =>
+        row.startsWith('| ') && row.includes(`, \`--for ${client}\` |`)
+      );
+      const listed = rows.map((row) => groupsOf(row.split(' | ')[1]!, /`([^`]+)`/g));
+      assert.ok(rows.length > 0, `docs/clients.md has no row for ${client}`);
+      assert.deepEqual(listed, rows.map(() => config.tokens.x.allow), `"allow" of ${client} in docs/clients.md`);
       const gateway = await startGateway(t, backend, { tokens: config.tokens });
       // The address with its token in the line, or else in a header.
       const userinfo = /:\/\/api:[\w-]+@/.test(stdout) || /-u api:/.test(stdout);
@@ -201,10 +235,14 @@ suite('add', SIDE_BY_SIDE, () => {
         assert.equal((await ask(gateway, { ...own, ...send, body: other })).status, 403, client);
         assert.equal(backend.seen.length, seen, 'the backend saw nothing');
       }
-      // What is copied stands in the pages, with their example's values.
+      // What is copied stands in the page, with its example's values. Of YAML there are the lines that name the gateway.
       const shown = stdout.split(secret).join('TOKEN').replaceAll('HOST:8880', 'gateway:8880');
-      const copied = shown.match(/\S*gateway:8880[^\s"\]]*/g)!.map((word) => word.replace(/^["[]+/, ''));
-      assert.deepEqual(copied.filter((word) => !ALL_PAGES.includes(word)), [], `the pages have this for ${client}`);
+      const [, printed] = shown.split('\n\n');
+      const lines = printed!.split('\n');
+      const isYaml = printed!.includes(':\n  - ');
+      const named = isYaml ? lines.filter((line) => /TOKEN|gateway:8880/.test(line)).map((line) => line.trim()) : lines;
+      const [first] = namesIn(rows[0]!);
+      assert.deepEqual(entered.get(first!), named, `the lines of ${client} in docs/clients.md`);
     }
   });
 

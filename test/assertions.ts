@@ -81,7 +81,19 @@ export type LogLine =
   & Record<'ms' | 'bytesOut', number>
   & Record<string, unknown>;
 
-export const logLines = (lines: string[]): LogLine[] => lines.map((line) => JSON.parse(line));
+/** What was parsed of each log before. A log grows at its end, and each assertion asks for all of its lines. */
+const parsedLogs = new WeakMap<string[], { first: string | undefined; parsed: LogLine[] }>();
+
+export function logLines(lines: string[]): LogLine[] {
+  let known = parsedLogs.get(lines);
+  if (known === undefined || known.first !== lines[0] || known.parsed.length > lines.length) { // a test may empty its log
+    known = { first: lines[0], parsed: [] };
+    parsedLogs.set(lines, known);
+  }
+  const { parsed } = known;
+  for (const line of lines.slice(parsed.length)) parsed.push(JSON.parse(line));
+  return [...parsed];
+}
 
 /** The log lines of requests. A test that reads the first one knows that it exists. */
 export function requests(gateway: { log: string[] }): [LogLine, ...LogLine[]] {

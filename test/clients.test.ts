@@ -2,7 +2,7 @@ import { suite } from 'node:test';
 import { assert, requests } from './assertions.ts';
 import { askAsCurl, raw } from './client.ts';
 import { ALL_METHODS } from './configs.ts';
-import { README } from './files.ts';
+import { CONNECTING } from './files.ts';
 import { SIDE_BY_SIDE, test } from './guard.ts';
 import { table } from './rows.ts';
 import { HELLO, SECRET } from './samples.ts';
@@ -42,22 +42,22 @@ suite('clients', SIDE_BY_SIDE, () => {
     assert.equal(backend.connections, 0);
   });
 
-  test("the README's curl lines are the five authentication methods", async (t) => {
+  test('the curl lines of docs/clients.md are the five authentication methods', async (t) => {
     const lines = Array.from(
-      README.matchAll(/^(curl .*?) +# (\w+)$/gm),
+      CONNECTING.matchAll(/^(curl .*?) +# (\w+)$/gm),
       ([, line, method]) => [line!, method!] as const,
     );
     const table = Array.from(
-      README.matchAll(/^\| (\w+) \| .* \| (on|off) \|$/gm),
+      CONNECTING.matchAll(/^\| (\w+) \| .* \| (on|off) \|$/gm),
       ([, method, state]) => [method, state],
     );
     const methods = lines.map(([, method]) => method);
     assert.deepEqual(
       methods,
       table.map(([method]) => method),
-      "the methods of README.md's curl lines, and of its table",
+      "the methods of docs/clients.md's curl lines, and of its table",
     );
-    const [, send] = /^SEND=('.*')$/m.exec(README)!;
+    const [, send] = /^SEND=('.*')$/m.exec(CONNECTING)!;
     for (const config of [ALL_METHODS, {}]) {
       const { backend, gateway } = await startBoth(t, config);
       for (const [i, [line, method]] of lines.entries()) {

@@ -216,10 +216,10 @@ suite('command-line', SIDE_BY_SIDE, () => {
       'warning: the token "home" has expired',
       `  home | may call send, GET /v1/groups/:number | presented as path | sends from ${FROM} | sends to ${TO}, group.* | rate 30/1m | from 10.0.0.0/8 | expires 2020-01-01T23:59:59.999Z | ${WARNED}`,
       `  plain | may call send, info | presented as bearer, basic, body | sends from any account | sends to anyone | ${open} | expires never`,
-      `  hook | may call send, info | presented as bearer, basic, body | sends from ${FROM} | sends to ${TO}, ${GROUP} | ${open} | webhooks become sends, with the message from a template; by default with number ${FROM}, recipients ${TO} and ${GROUP}, text_mode styled | expires never | ${WARNED}`,
-      `  other | may call send, info | presented as bearer, basic, body | sends from ${FROM} | sends to anyone | ${open} | webhooks become sends, with the message from a template; by default with number ${FROM}, recipients ${TO} | expires never | ${WARNED}`,
-      `  barred | may call send, info | presented as bearer, basic, body | sends from ${FROM} | sends to ${TO} | ${open} | webhooks become sends; by default with number ${FROM}, recipients ${TO} and ${STRANGER}; warning: they will be refused: This token may not send to one of these recipients: a phone number that is not on its list ("recipients", or else those in "defaults"). | expires never | ${WARNED}`,
-      `  reader | may call info | presented as bearer, basic, body | reads ${FROM} | ${open} | webhooks become sends; by default with number ${FROM}, recipients ${TO}; warning: they will be refused: This token may not use this endpoint; the word "send" in its "allow" opens it. | expires never | ${WARNED}`,
+      `  hook | may call send, info | presented as bearer, basic, body | sends from ${FROM} | sends to ${TO}, ${GROUP} | ${open} | webhooks become messages, with the text from a template; by default with number ${FROM}, recipients ${TO} and ${GROUP}, text_mode styled | expires never | ${WARNED}`,
+      `  other | may call send, info | presented as bearer, basic, body | sends from ${FROM} | sends to anyone | ${open} | webhooks become messages, with the text from a template; by default with number ${FROM}, recipients ${TO} | expires never | ${WARNED}`,
+      `  barred | may call send, info | presented as bearer, basic, body | sends from ${FROM} | sends to ${TO} | ${open} | webhooks become messages; by default with number ${FROM}, recipients ${TO} and ${STRANGER}; warning: they will be refused: This token may not send to one of these recipients: a phone number that is not on its list ("recipients", or else those in "defaults"). | expires never | ${WARNED}`,
+      `  reader | may call info | presented as bearer, basic, body | reads ${FROM} | ${open} | webhooks become messages; by default with number ${FROM}, recipients ${TO}; warning: they will be refused: This token may not use this endpoint; the word "send" in its "allow" opens it. | expires never | ${WARNED}`,
       `  stats | may call metrics | presented as bearer, basic, body | ${open} | expires never`,
       '',
     ]);
@@ -260,7 +260,7 @@ suite('command-line', SIDE_BY_SIDE, () => {
     }
   });
 
-  test('render prints the send that would be made from a payload, sends nothing, and refuses what the gateway refuses', async (t) => {
+  test('render prints the message that is built from a payload, sends nothing, and refuses what the gateway refuses', async (t) => {
     const backend = await startBackend(t);
     const styled = { ...DEFAULTS, text_mode: 'styled' };
     const hook = { message: '{{#alerts}}\n{{name}}\n{{/alerts}}', defaults: styled };

@@ -35,9 +35,13 @@ export const PAGES = Object.fromEntries(
 
 export const README = PAGES['README.md']!;
 
-export const MANUAL = PAGES['docs/settings.md']!;
+export const MANUAL = PAGES['docs/reference.md']!;
 
-export const COOKBOOK = PAGES['docs/recipes.md']!;
+export const INSTALLING = PAGES['docs/install.md']!;
+
+export const CONNECTING = PAGES['docs/clients.md']!;
+
+export const COOKBOOK = PAGES['docs/webhooks.md']!;
 
 export const ALL_PAGES = Object.values(PAGES).join('\n');
 
@@ -51,7 +55,7 @@ export function blocks(language: string, page = ALL_PAGES): string[] {
 export const settingsIn = (page: string, heading: string): string[] =>
   groupsOf(page.split(`\n## ${heading}\n`)[1]!.split('\n## ')[0]!, /^(\| `[a-z][\w.]*` \|.*)$/gm);
 
-/** Paths of all settings, as listed in docs/settings.md, and the variables that the page's rule gives them. */
+/** Paths of all settings, as listed in docs/reference.md, and the variables that the page's rule gives them. */
 export const SETTING_ROWS = settingsIn(MANUAL, 'Every setting').map((row) => {
   const path = row.split('`')[1]!;
   return [path, `GATEWAY_${path.replace('.', '_').replace(/[A-Z]/g, '_$&').toUpperCase()}`] as const;

@@ -225,7 +225,7 @@ suite('metrics', SIDE_BY_SIDE, () => {
       },
     );
     const page = PAGES['docs/operating.md']!;
-    const cells = /^\| `(\w+)`<br>(counter|gauge|histogram)(?: by ([`\w, ]+))? \|/gm;
+    const cells = /^\| `(\w+)` \| (counter|gauge|histogram)(?: by ([`\w, ]+))?: /gm;
     const rows = Array.from(page.matchAll(cells), ([, name, type, labels = '']) => {
       const whole = name!.startsWith('process_') ? name! : `signal_gateway_${name}`;
       return { name: whole, as: `${whole}{${labels.replace(/[` ]/g, '')}} ${type}` };

@@ -465,6 +465,7 @@ suite('outages', SIDE_BY_SIDE, () => {
     }
     await up();
     await untilServed(gateway, poll); // after a pause
+    assert.equal(linesOf(gateway, /^the backend is unreachable$/).length, 1); // and not that sends wait
     assert.equal(linesOf(gateway, /reachable again/).length, 1);
   });
 

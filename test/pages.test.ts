@@ -9,6 +9,7 @@ import {
   ALL_PAGES,
   blocks,
   HERE,
+  INSTALLING,
   MANUAL,
   PACKAGE,
   PAGES,
@@ -26,21 +27,26 @@ import { cli, startGateway } from './start.ts';
 
 const { stdout: HELP } = await cli(['--help']);
 
+/** A section of a page, without its heading. */
+const partOf = (page: string, heading: string): string => page.split(`\n## ${heading}\n`)[1]!.split('\n## ')[0]!;
+
 /** The problems in gateway.ts, and their statuses. */
 const [TABLE] = /const PROBLEMS = \{([^]*?)\n\}/.exec(SOURCE)!;
 
-const PROBLEMS = Array.from(TABLE.matchAll(/^ {2}(\w+): \[(\d+)/gm), ([, code, status]) => [code!, status!] as const);
+const PROBLEMS = Array.from(
+  TABLE.matchAll(/^ {2}(\w+): \[\s*(\d+)/gm),
+  ([, code, status]) => [code!, status!] as const,
+);
 
 suite('pages', SIDE_BY_SIDE, () => {
   test("the pages' tables of settings and the doc comments of the configuration's fields match the code", () => {
     const rows = Array.from(HELP.matchAll(/^ {2}([a-z][\w.]*)(?: +\[(.+)\])?\n {6}(.*)$/gm));
-    const [listed, common] = [settingsIn(MANUAL, 'Every setting'), settingsIn(README, 'Settings')];
+    const listed = settingsIn(MANUAL, 'Every setting');
     const pathsOf = (table: string[]): string[] => table.map((row) => row.split('`')[1]!);
     const paths = rows.map(([, path]) => path!);
     assert.ok(paths.length >= 20, `the settings in --help: ${paths}`);
-    assert.ok(common.length === 12, `README.md says that it has twelve settings: ${pathsOf(common)}`);
-    assert.deepEqual(difference('--help', paths, 'the table of docs/settings.md', pathsOf(listed)), []);
-    assert.deepEqual(pathsOf(listed), paths, 'the order in docs/settings.md is that of --help');
+    assert.deepEqual(difference('--help', paths, 'the table of docs/reference.md', pathsOf(listed)), []);
+    assert.deepEqual(pathsOf(listed), paths, 'the order in docs/reference.md is that of --help');
     const [manual] = /^interface GatewayConfig \{[^]*?^\}/m.exec(SOURCE)!;
     const fields = groupsOf(manual, /^ +(\w+)\?: (?!\{)/gm);
     const names = paths.map((path) => path.split('.').at(-1)!);
@@ -49,30 +55,54 @@ suite('pages', SIDE_BY_SIDE, () => {
       listed[i] = listed[i]!.replaceAll('\\*', '*');
       const row = `| \`${path}\` | ${help}`;
       // It may continue.
-      assert.ok(listed[i]!.startsWith(row), `docs/settings.md  ${listed[i]}\n--help            ${row}`);
-      assert.equal(/Default: `(.*)` \|$/.exec(listed[i]!)?.[1], fallback, `the default of ${path} in docs/settings.md`);
+      assert.ok(listed[i]!.startsWith(row), `docs/reference.md  ${listed[i]}\n--help            ${row}`);
+      assert.equal(
+        /Default: `(.*)` \|$/.exec(listed[i]!)?.[1],
+        fallback,
+        `the default of ${path} in docs/reference.md`,
+      );
       const field = new RegExp(`/\\*\\*((?:(?!\\*/)[^])*)\\*/\\s+${path!.split('.').at(-1)}\\?:`).exec(manual);
       assert.equal(/@default (\S+)/.exec(field?.[1] ?? '')?.[1], fallback, `@default of ${path} in GatewayConfig`);
     }
-    for (const line of common) {
-      const [head] = /^\|.*?\|/.exec(line)!;
-      const [end = ''] = /(?: Default: `.*`)? \|$/.exec(line)!;
-      const isThere = listed.some((other) => other.startsWith(head) && other.endsWith(end));
-      assert.ok(isThere, `docs/settings.md has no row with the name and the default of this one of README.md: ${line}`);
+    const common = settingsIn(README, 'What a token may do');
+    const ofTokens = TOKEN_SETTINGS.filter((name) => name !== 'secretFile');
+    assert.deepEqual(difference('"What a token may do" of README.md', pathsOf(common), 'the code', ofTokens), []);
+    for (const [name, path] of [['allow', 'allow'], ['methods', 'auth.methods']] as const) {
+      const [, , fallback] = rows.find((row) => row[1] === path)!;
+      const row = common.find((line) => line.startsWith(`| \`${name}\` |`))!;
+      assert.ok(row.endsWith(`Default: \`${fallback}\` |`), `README.md: ${row}`);
     }
   });
 
-  test('docs/settings.md lists every error code with its status, and every setting of a token', () => {
+  test('docs/reference.md lists every error code with its status, and every setting of a token', () => {
     for (const [code, status] of PROBLEMS) {
       const isListed = code === 'client_left' || new RegExp(`^\\| ${status} .*\`${code}\``, 'm').test(MANUAL);
-      assert.ok(isListed, `docs/settings.md has no row "${status} … \`${code}\`" in "What it refuses"`);
+      assert.ok(isListed, `docs/reference.md has no row "${status} … \`${code}\`" in "What it refuses"`);
     }
-    for (const name of [...TOKEN_SETTINGS, 'secret']) {
-      assert.ok(MANUAL.includes(`\`${name}\``), `docs/settings.md does not name \`${name}\`, a setting of a token`);
-    }
+    const rows = groupsOf(partOf(MANUAL, 'What it refuses'), /^\| (\d+ `\w+`)/gm);
+    const codes = PROBLEMS.filter(([code]) => code !== 'client_left').map(([code, status]) => `${status} \`${code}\``);
+    assert.deepEqual(difference('"What it refuses"', [...new Set(rows)], 'PROBLEMS', codes), []);
+    const ofTokens = settingsIn(MANUAL, 'Settings of a token').map((row) => row.split('`')[1]!);
+    assert.deepEqual(difference('"Settings of a token"', ofTokens, 'the code', [...TOKEN_SETTINGS, 'secret']), []);
   });
 
-  test('docs/settings.md lists the groups of allow with the same routes as gateway.ts', () => {
+  test('docs/reference.md lists the commands and clients of --help, and SECURITY.md a promise for each test', () => {
+    const section = partOf(MANUAL, 'Commands');
+    const [, usage] = /\nUsage:\n([^]*?)\nFlags: /.exec(HELP)!;
+    const listed = groupsOf(section, /^\| (`.*?) \|/gm).flatMap((cell) => groupsOf(cell, /`(--\w+|[a-z]+)/g));
+    const known = [...groupsOf(usage!, /^ {2}gateway\.mjs (--\w+|[a-z]+)/gm), '--help', '--version'];
+    assert.deepEqual(difference('"Commands" of docs/reference.md', listed, '--help', known), []);
+    const [clients] = groupsOf(HELP, /^CLIENT: ([^]*?)\.$/gm);
+    const [, choice] = /\n- `--for CLIENT`([^]*?)\n- /.exec(section)!;
+    const named = groupsOf(choice!, /`([a-z0-9-]+)`/g).filter((name) => !['allow', 'methods'].includes(name));
+    assert.deepEqual(difference('"--for CLIENT"', named, '--help', clients!.split(/,\s+/)), []);
+
+    const promises = groupsOf(partOf(PAGES['SECURITY.md']!, 'What is promised'), /^- (.*)/gm);
+    const [tests] = read('gateway.test.ts').split('What README.md promises besides');
+    assert.equal(promises.length, groupsOf(tests!, /^test\((.*)/gm).length);
+  });
+
+  test('docs/reference.md lists the groups of allow with the same routes as gateway.ts', () => {
     const groups = [...new Set(KNOWN_ROUTES.map(({ group }) => group))];
     const routes = groups.map((group) => {
       const own = KNOWN_ROUTES.filter((route) => route.group === group);
@@ -80,7 +110,7 @@ suite('pages', SIDE_BY_SIDE, () => {
     });
     const rows = Array.from(MANUAL.matchAll(/^\| `(\w+)` \| (.*) \|$/gm), ([, group, cell]) => [group!, cell!] as const)
       .filter(([group]) => routes.some(([known]) => known === group));
-    assert.deepEqual(difference('ROUTES', groups, 'the table of docs/settings.md', rows.map(([group]) => group)), []);
+    assert.deepEqual(difference('ROUTES', groups, 'the table of docs/reference.md', rows.map(([group]) => group)), []);
     for (const [group, listed] of routes) {
       assert.ok(listed.length > 0, group);
       const [, cell] = rows.find(([known]) => known === group)!;
@@ -92,7 +122,7 @@ suite('pages', SIDE_BY_SIDE, () => {
           assert.fail(`${route} has a new shape: say here what the page calls it`)
       );
       const wanted = [...new Set(base ? prefixes : listed)];
-      const row = `the row "${group}" of docs/settings.md`;
+      const row = `the row "${group}" of docs/reference.md`;
       assert.deepEqual(difference(row, named, `the group "${group}" of ROUTES`, wanted), []);
     }
     assert.match(rows.find(([group]) => group === 'messaging')![1], /^`send`, `receive`, and all below /);
@@ -144,9 +174,7 @@ suite('pages', SIDE_BY_SIDE, () => {
     const others = ['MODE', 'TEST_SEED', 'TEST_GATEWAY_FILE', 'SEND', 'API__TOKENS', 'API__URL', 'AUTO_RECEIVE'];
     others.push('SIGNAL_API_URL', 'SIGNAL_ACCOUNT', 'NODE_OPTIONS');
     const known = new Set([...SETTING_ROWS.map(([, env]) => env), 'GATEWAY_TOKENS_FILE', 'GATEWAY_CONFIG', ...others]);
-    // The changelog has the names of its versions.
-    const pages = Object.entries(PAGES).flatMap(([name, page]) => name === 'CHANGELOG.md' ? [] : page).join('\n');
-    const used = [...blocks('sh|yaml|ini'), ...groupsOf(pages, /`([^`\n]+)`/g)]
+    const used = [...blocks('sh|yaml|ini'), ...groupsOf(ALL_PAGES, /`([^`\n]+)`/g)]
       .flatMap((text) => groupsOf(text, /(?:^|[\s`-])([A-Z][A-Z_]{2,})(?:=|: )/gm));
     for (const name of ['GATEWAY_TRUSTED_PROXIES', 'GATEWAY_CONFIG', 'GATEWAY_TLS_KEY']) {
       assert.ok(used.includes(name), name);
@@ -229,8 +257,8 @@ suite('pages', SIDE_BY_SIDE, () => {
 
   test('docker run and the compose file start the gateway in the same way', () => {
     const service = blocks('yaml', README)[0]!.split('  gateway:')[1]!;
-    const mount = /^ +- \.\/(gateway\.json:\S+)$/m.exec(README)![1]!;
-    const [run] = /^docker run -d [^]*?\n(?=```)/m.exec(README)!;
+    const mount = /^ +- \.\/(gateway\.json:\S+)$/m.exec(INSTALLING)![1]!;
+    const [run] = /^docker run -d [^]*?\n(?=```)/m.exec(INSTALLING)!;
     const [, image] = /image: (.*)/.exec(service)!;
     for (const part of [image!, `"$PWD/${mount}"`, /GATEWAY_BACKEND_URL: (.*)/.exec(service)![1]!]) {
       assert.ok(run.includes(part), part);
@@ -258,8 +286,7 @@ suite('pages', SIDE_BY_SIDE, () => {
   });
 
   test('the pages explain what each setting limits, and what each reason of a 401 means', () => {
-    const [, section] = /\n## Least privilege\n([^]*?)\nThree /.exec(MANUAL)!;
-    const named = groupsOf(section!, /^\| (`.*?) \|/gm).join();
+    const named = groupsOf(partOf(MANUAL, 'Least privilege'), /^\| (`.*?) \|/gm).join();
     const [, rows] = /A token in the file[^]*?\n\n([^]*?)\n\n/.exec(HELP)!;
     const noRestriction = ['secret', 'secretFile', 'defaults', 'message'];
     const restrictions = groupsOf(rows!, /^ {2}(\w+)/gm).filter((name) => !noRestriction.includes(name));
@@ -267,12 +294,15 @@ suite('pages', SIDE_BY_SIDE, () => {
     const others =
       'methods allow rate clients auth.methods auth.anonymous cors trustedProxies limits.body limits.connections';
     for (const name of [...restrictions, ...others.split(' ')]) {
-      assert.ok(named.includes(`\`${name}\``), `"Least privilege" of docs/settings.md has no row for \`${name}\``);
+      assert.ok(named.includes(`\`${name}\``), `"Least privilege" of docs/reference.md has no row for \`${name}\``);
     }
 
     const troubles = PAGES['docs/troubleshooting.md']!;
-    const [, common = ''] = /\n## Troubleshooting\n([^]*?)\n## /.exec(README)!;
-    assert.equal(groupsOf(common, /^(\| [^w-].*)/gm).length, 5);
+    const common = partOf(README, 'When something is refused');
+    assert.equal(groupsOf(common, /^\| (\d+)/gm).length, 5);
+    for (const [, status, code] of common.matchAll(/^\| (\d+) `(\w+)`/gm)) {
+      assert.ok(PROBLEMS.some((row) => row.join() === `${code},${status}`), `README.md: ${status} ${code}`);
+    }
     for (const reason of groupsOf(common + troubles, /reason=([a-z]\w+)/g)) {
       assert.ok(SOURCE.includes(reason), `the pages explain reason=${reason}, which gateway.ts does not have`);
     }
@@ -293,7 +323,25 @@ suite('pages', SIDE_BY_SIDE, () => {
     unit,
   ) => unit.split(' '));
 
-  test('the numbers of gateway.ts that are not settings are in one section, and in docs/settings.md', () => {
+  /** The constants that a client can meet, each with words of its row in docs/reference.md. */
+  const MET = {
+    HEADERS_TIMEOUT_MS: "time for a request's headers",
+    HEADERS_LIMIT: 'header fields of a request',
+    PACE_BYTES: 'what must arrive of a body',
+    STALL_TIMEOUT_MS: 'time for the whole body of an unauthenticated client',
+    HEAD_LIMIT_BYTES: 'checked before the backend is contacted',
+    PAYLOAD_LIMIT_BYTES: 'a body for a token with `defaults`',
+    HELD_LIMIT_BYTES: 'memory for all such bodies',
+    RENDER_LIMIT_BYTES: 'longest message',
+    FAILURE_RATE: 'wrong credentials of one address',
+    PIPELINE_LIMIT: 'ahead of their responses',
+    BACKLOG_LIMIT_BYTES: 'a WebSocket client is dropped',
+    BUSY_RETRY_MS: '`Retry-After` of 503 `busy`',
+    TEXT_LIMIT_BYTES: 'length of an account',
+    NESTING_LIMIT: 'levels of objects and lists',
+  };
+
+  test('the numbers of gateway.ts that are not settings are in one section, and those that a client can meet in docs/reference.md', () => {
     const isNumber = /^const ([A-Z_]+)(?:: Rate)? = ((?:[\d_ *]+|\{ count: .*\}));$/gm;
     const found = SECTIONS.flatMap(({ name, text }) =>
       Array.from(text.matchAll(isNumber), ([, limit, value]) => ({ name, limit: limit!, value: value! }))
@@ -307,13 +355,12 @@ suite('pages', SIDE_BY_SIDE, () => {
       const [, size, unit] = UNITS.find(([end, size]) => limit.endsWith(end!) && number % Number(size) === 0)!;
       return unit ? `${number / Number(size)} ${unit}` : number.toLocaleString('en');
     };
-    const rows = Array.from(MANUAL.matchAll(/^\| .+? \| (.+?)<br>`([A-Z_]+)` \|$/gm), ([, ...row]) => row);
-    const [listed, wanted] = [rows, found.map(({ limit, value }) => [inWords(value, limit), limit])]
-      .map((pairs) => pairs.map(([value, limit]) => `${limit} = ${value}`));
-    assert.deepEqual(
-      difference('FIXED LIMITS of gateway.ts', wanted!, '"Fixed limits" of docs/settings.md', listed!),
-      [],
-    );
-    assert.equal(listed!.length, wanted!.length, 'each number has one row; those that a client can meet come first');
+    const rows = Array.from(partOf(MANUAL, 'Limits').matchAll(/^\| (.+) \| (.*\d.*) \|$/gm), ([, ...row]) => row);
+    assert.equal(rows.length, Object.keys(MET).length, 'each number has one row');
+    for (const [limit, words] of Object.entries(MET)) {
+      const { value } = found.find((each) => each.limit === limit) ?? assert.fail(`gateway.ts has no ${limit}`);
+      const listed = rows.filter(([what]) => what!.includes(words)).map(([, value]) => value);
+      assert.deepEqual(listed, [inWords(value, limit)], `"Limits" of docs/reference.md: ${words}, ${limit}`);
+    }
   });
 });

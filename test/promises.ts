@@ -1,21 +1,13 @@
-/** What the tests of gateway.test.ts share: the tokens and messages that they use, and the two ways to assert a refusal. */
+/** Configurations and requests of gateway.test.ts, and its two ways to assert a refusal. */
 
 import { assert } from './assertions.ts';
 import { type Ask, ask } from './client.ts';
+import { ACCOUNT, FRIEND, MESSAGE } from './people.ts';
 import type { Both } from './process.ts';
+import { AS_FIRST, OTHER, SECRET } from './secrets.ts';
 
-export const SECRET = 'correct-horse-battery-staple';
-export const OTHER = 'another-secret-that-is-long';
-export const GUESS = 'what-a-stranger-guesses';
-/** The account, whom its tokens may write to, and somebody else. */
-export const [ACCOUNT, FRIEND, STRANGER] = ['+15550100001', '+15550100002', '+15559999999'];
-export const MESSAGE = { message: 'hello', number: ACCOUNT, recipients: [FRIEND] };
-export const HELLO = JSON.stringify(MESSAGE);
 export const MIB = 1024 * 1024;
 
-export const bearer = (secret: string) => ({ authorization: `Bearer ${secret}` });
-export const basic = (userinfo: string) => ({ authorization: `Basic ${Buffer.from(userinfo).toString('base64')}` });
-export const [AS_FIRST, AS_SECOND] = [bearer(SECRET), bearer(OTHER)];
 export const TO_WEBSOCKET = {
   connection: 'Upgrade',
   upgrade: 'websocket',
@@ -29,20 +21,6 @@ export function tokens(first: object = {}, second?: object): { tokens: Record<st
 
 export const CONFINED = tokens({ allow: ['messaging', 'info'], senders: [ACCOUNT], recipients: [FRIEND] });
 export const ALL_PLACES = { auth: { methods: ['bearer', 'basic', 'body', 'path', 'query'] } };
-
-/** The token as it is, and as Basic encodes it. */
-export const TRACES = new RegExp(`${SECRET.slice(1)}|${Buffer.from(`api:${SECRET}`).toString('base64').slice(8, -8)}`);
-
-export const PAGE = 'https://dash.example';
-/** What browsers add to what another site's page, a link or a typed address makes them request. */
-export const BROWSERS = [
-  { 'user-agent': 'Mozilla/5.0 (X11; Linux x86_64)' }, // of a GET
-  { origin: 'https://evil.example' },
-  { origin: 'null' },
-  { 'sec-fetch-site': 'cross-site' },
-  { 'sec-fetch-site': 'none' },
-  { 'upgrade-insecure-requests': '1' },
-];
 
 /** The gateway itself refuses each of these requests, of which a text is the path of a GET. */
 export async function assertRefused(

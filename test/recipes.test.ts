@@ -1,6 +1,6 @@
 import { spawn, spawnSync } from 'node:child_process';
 import { once } from 'node:events';
-import { writeFileSync } from 'node:fs';
+import { readFileSync, writeFileSync } from 'node:fs';
 import { mkdir } from 'node:fs/promises';
 import { join } from 'node:path';
 import { suite } from 'node:test';
@@ -47,19 +47,20 @@ const RECIPES = fixture('webhooks.txt')
     return { heading, form, encodings: encodings.split(' '), posts };
   });
 
-/** A section of docs/recipes.md, up to the next heading of its level or above. */
+/** A section of docs/webhooks.md, up to the next heading of its level or above. */
 function sectionOf(heading: string): string {
   const [, level, text] = new RegExp(`\\n(##+) ${heading}\\n([^]*)`).exec(COOKBOOK) ?? assert.fail(heading);
   return text!.split(new RegExp(`\\n#{2,${level!.length}} `))[0]!;
 }
 
-/** The configuration of docs/recipes.md, with its token changed as a recipe describes. */
+/** The first block of JSON in a section of docs/webhooks.md. */
+const jsonOf = (heading: string) => JSON.parse(blocks('json', sectionOf(heading))[0]!);
+
+/** The configuration of docs/webhooks.md, with its token changed as a recipe describes. */
 function recipeConfig(heading: string): GatewayConfig {
-  const [config, recipe] = ['The file', heading].map((name) => JSON.parse(blocks('json', sectionOf(name))[0]!));
+  const config = jsonOf('The token');
   const [[name, token]] = Object.entries(config.tokens) as [[string, TokenConfig]];
-  const without = groupsOf(sectionOf(heading), /delete the\s+line `(\w+)`/g);
-  const changed = Object.entries({ ...token, ...recipe }).filter(([line]) => !without.includes(line));
-  return { ...config, tokens: { [name]: Object.fromEntries(changed) } };
+  return { ...config, tokens: { [name]: { ...token, ...jsonOf(heading) } } };
 }
 
 suite('recipes', SIDE_BY_SIDE, () => {
@@ -148,11 +149,13 @@ suite('recipes', SIDE_BY_SIDE, () => {
     SCRIPTS.push(heading);
     const isThere = spawnSync('sh', ['-c', `command -v ${needs}`]).status === 0;
     test(`recipe: ${heading}`, { skip: !isThere && `${needs} is not installed` }, async (t) => {
-      const secrets = [SECRET, OTHER];
       const blocksOf = (name: string): string[] => blocks('\\w+', sectionOf(name));
-      const json = blocksOf('Scripts and devices')[0]!.replace(/sha256:PASTE[^"]*/g, () => secrets.shift()!);
-      const { tokens, cors } = JSON.parse(json) as GatewayConfig;
-      const { backend, gateway } = await startBoth(t, { tokens: tokens!, cors: cors! });
+      const [[, script], [, device]] = ['The token', 'Scripts and devices'].map((name) =>
+        Object.entries(jsonOf(name).tokens)[0]!
+      ) as [[string, TokenConfig], [string, TokenConfig]];
+      const { cors } = jsonOf('A page on your dashboard') as GatewayConfig;
+      const both = { scripts: { ...script, secret: SECRET }, devices: { ...device, secret: OTHER } };
+      const { backend, gateway } = await startBoth(t, { tokens: both, cors: cors! });
       const dir = folder(t);
       const file = join(dir, 'signal-send');
       const here = (block: string): string =>
@@ -264,14 +267,28 @@ suite('recipes', SIDE_BY_SIDE, () => {
     await new Function('fetch', `${script}; return send`)(fetch)('Dinner is ready');
   });
 
-  test('every recipe of docs/recipes.md is tested here, and its render command prints a send', async (t) => {
+  test('the token of docs/webhooks.md is the one that its command makes, and a script gets the same', async (t) => {
+    const sorted = ({ secret: _, methods, ...token }: TokenConfig) => ({ ...token, methods: methods!.toSorted() });
+    const [shown] = Object.entries<TokenConfig>(jsonOf('The token').tokens);
+    for (const [heading, name] of [['The token', shown![0]], ['Scripts and devices', 'my-script']] as const) {
+      const [, command] = /node gateway\.mjs (add [^`\n]+)/.exec(sectionOf(heading))!;
+      const file = join(folder(t), 'gateway.json');
+      const { code, stderr } = await cli(['--config', file, ...command!.split(' '), '--from', DEFAULTS.number]);
+      assert.equal(code, 0, stderr);
+      const { [name]: made } = JSON.parse(readFileSync(file, 'utf8')).tokens;
+      assert.match(made.secret, /^sha256:[0-9a-f]{64}$/);
+      assert.deepEqual(sorted(made), sorted(shown![1]), heading);
+    }
+  });
+
+  test('every recipe of docs/webhooks.md is tested here, and its render command prints a send', async (t) => {
     const headings = (section: string): string[] => groupsOf(sectionOf(section), /^### (.*)$/gm);
     assert.deepEqual(headings('Webhooks'), [...RECIPES.map(({ heading }) => heading), 'Another sender']);
     assert.deepEqual(headings('Scripts and devices'), SCRIPTS);
-    const [, json, name] = /^echo '(.*)' \|\n +node gateway\.mjs render (.*)$/m.exec(COOKBOOK)!;
-    const file = fileWith(t, JSON.stringify(recipeConfig('Alertmanager')).replace(/sha256:PASTE[^"]*/, SECRET));
+    const [, json, name] = /^echo '(.*)' \|\n +node gateway\.mjs render (.*)$/m.exec(sectionOf('Grafana'))!;
+    const file = fileWith(t, JSON.stringify(recipeConfig('Grafana')).replace(/sha256:PASTE[^"]*/, SECRET));
     const { code, stdout } = await cli(['--config', file, 'render', name!], { input: json! });
-    const message = 'Alerts for phone\nfiring: DiskFull\n3% left';
+    const message = '[FIRING:1] DiskFull\n\nfiring: DiskFull\n3% left';
     assert.deepEqual([code, JSON.parse(stdout)], [0, { ...DEFAULTS, message }]);
   });
 
@@ -293,7 +310,7 @@ suite('recipes', SIDE_BY_SIDE, () => {
       const others = fields.filter((field) => !field.startsWith('data.')).map((field) => [field, field]);
       return { ...fields.some((field) => field.startsWith('data.')) && { data }, ...Object.fromEntries(others) };
     };
-    const [, forData] = /replace the six lines of\s+`data\.…` with `(.*?)`/.exec(section!)!;
+    const [, forData] = /replace the six lines of\s+`data\.…` with\s+`(.*?)`/.exec(section!)!;
     const { message } = config.tokens!.webhook!;
     const ofData = /"\{\{#data\.[^]*\/data\.details\}\}"/;
     const withData = JSON.parse(JSON.stringify(message).replace(ofData, forData!));
@@ -355,7 +372,7 @@ suite('recipes', SIDE_BY_SIDE, () => {
     }
   });
 
-  test('the web page in docs/recipes.md sends, or shows why it could not', async (t) => {
+  test('the web page in docs/webhooks.md sends, or shows why it could not', async (t) => {
     const json = blocks('json').find((block) => block.includes('"dashboard": {') && block.includes('"cors"'))!;
     const config: GatewayConfig = JSON.parse(json.replace(/(?<="secret": ").*?(?=")/, SECRET));
     const { backend, gateway } = await startBoth(t, config);

@@ -52,6 +52,16 @@ suite('silences', SIDE_BY_SIDE, () => {
     ]]);
   });
 
+  test('a wrong answer after a silence is logged too, and ends the query at start', async (t) => {
+    const statuses = [503, 500];
+    const front = http.createServer((_, res) => void res.writeHead(statuses.shift() ?? 200).end('{}'));
+    const gateway = await startProcess(t, { backend: { url: await serve(t, front) } });
+    const said = () => linesOf(gateway, /^the backend /).map(({ level, reason }) => `${level} ${reason}`);
+    await until(() => said().length === 2);
+    await gateway.close();
+    assert.deepEqual([said(), statuses], [['warn status 503', 'warn status 500'], []]);
+  });
+
   test('a request that has had no answer for 30 s is a warning, with a slot and without, even if its client has disconnected; a poll is not', async (t) => {
     for (const [parallel, bytes, leaves] of [[4, SEND, false], [4, SEND, true], [0, SEND, false], [4, ABOUT, false]]) {
       let nowMs = Date.now();

@@ -13,9 +13,9 @@ import { AS_MULTIPART, BEARER, DEFAULTS, MIB, OTHER, SECRET, SECRETS, URLENCODED
 import { startBoth, startProcess } from '../start.ts';
 
 /** The processor time of a task in milliseconds: the minimum of several tries, or the first one if it is good. */
-async function leastMs(goodMs: number, task: () => unknown): Promise<number> {
+async function leastMs(goodMs: number, task: () => unknown, tries = 8): Promise<number> {
   let least = Infinity;
-  for (let i = 0; i < 8 && least > goodMs && (i < 2 || least < 10 * goodMs); i++) {
+  for (let i = 0; i < tries && least > goodMs && (i < 2 || least < 10 * goodMs); i++) {
     const before = process.cpuUsage();
     await task();
     const { user, system } = process.cpuUsage(before);
@@ -47,7 +47,7 @@ async function assertLinear(
     const name = JSON.stringify(row.map((text) => text.slice(0, 60)));
     const goodMs = Math.min(limitMs, 40_000);
     const [quarter, whole] = [repeated(size / 4, row), repeated(size, row)];
-    const quarterMs = await leastMs(30, () => run(quarter, row));
+    const quarterMs = await leastMs(30, () => run(quarter, row), 3);
     assert.ok(quarterMs <= goodMs, `${name}: ${quarterMs} ms for a quarter`);
     const mostMs = Math.min(limitMs, 12 * Math.max(15, quarterMs));
     if (16 * quarterMs <= mostMs) continue;
@@ -259,7 +259,6 @@ test(
     const lessMs = await leastMs(0, () => Array.from({ length: 10 }, () => loading(less)));
     const moreMs = await leastMs(2 * lessMs, () => loading(more));
     assert.ok(moreMs < 2 * lessMs, `${lessMs} ms, ${moreMs} ms`);
-    console.log('RATIO', moreMs / lessMs, lessMs);
     const tokens = Object.fromEntries(many(10_000).map(([name, secret], i) => [name, { secret, rate: `${i + 1}/1m` }]));
     const { gateway } = await startBoth(t, { tokens });
     gateway.reload({ tokens });
