@@ -166,7 +166,7 @@ suite('relay', SIDE_BY_SIDE, () => {
   });
 
   /**
-   * Responses that no correct backend sends. Clients used to get their garbage, a 500, or nothing at all. A row that
+   * Responses that no correct backend sends. Passed on, they are garbage, a 500 or nothing at all to a client. A row that
    * the gateway refuses, and not node:http, is named after the reason in the log.
    */
   const LIES = fixture('broken-responses.txt');
