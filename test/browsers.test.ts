@@ -229,7 +229,7 @@ suite('browsers', SIDE_BY_SIDE, () => {
     /v1/about ;; /v1/accounts ;; /no/such/thing ;; GET /v2/send ;; basic api:${OTHER} → 401 unauthorized`;
 
   const PUBLIC_HOSTS = `evil.example evil.example:8880 EVIL.example. localhost.evil.example evil-localhost.example
-  notlan.example:80 evil.xlan home.arpa x.notahome.arpa 127.0.0.1.nip.io 127.0.0.1.evil.example:8880 lan.
+  pi.lan.evil.example pi.home.arpa.evil.example:80 pi.test.example pi.lanes.example notlan.example:80 evil.xlan home.arpa x.notahome.arpa 127.0.0.1.nip.io 127.0.0.1.evil.example:8880 lan.
   dash.example.evil.example other.dash.example ash.example`.split(/\s+/);
 
   const LOCAL_HOSTS =

@@ -652,6 +652,17 @@ suite('config', SIDE_BY_SIDE, () => {
     {"cors":["https://d/"]} → cors[0]: "https://d/" ${NO_ORIGIN}; leave out the "/" at the end`;
   });
 
+  // Its message may quote a secret, and a ConfigError says that none is shown.
+  test('what a configuration itself throws reaches the program that embeds the gateway as it was thrown', () => {
+    const thrown = new RangeError('of the program');
+    const config = {
+      get tokens(): never {
+        throw thrown;
+      },
+    };
+    assert.throws(() => createGateway(config), (error) => error === thrown);
+  });
+
   test("a token's recipients and defaults are valid groups, numbers, UUIDs and user names; anything else is a mistake", () => {
     const mistakes = (settings: TokenConfig): number => problemsOf(() => createGateway(tokens(settings))).length;
     const inner = GROUP.slice('group.'.length);

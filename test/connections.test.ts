@@ -4,6 +4,7 @@ import http from 'node:http';
 import https from 'node:https';
 import net from 'node:net';
 import { join } from 'node:path';
+import { getDefaultHighWaterMark } from 'node:stream';
 import { suite } from 'node:test';
 import { fileURLToPath } from 'node:url';
 import { outcomeOf } from './answers.ts';
@@ -92,6 +93,18 @@ suite('connections', SIDE_BY_SIDE, () => {
         await closed(socket).finally(() => clearInterval(timer));
       }
       assert.equal(backend.seen.length, 0);
+    },
+  );
+
+  test(
+    'a response that the backend has sent completely is logged at once, however late its client reads the end of it',
+    TELLS_FULL_BUFFERS,
+    async (t) => {
+      const body = 'x'.repeat(getDefaultHighWaterMark(false) - 1000); // with what is queued, too much to write more
+      const gateway = await startGateway(t, await startBackend(t, (_, res) => void res.end(body)));
+      await fillBuffers(t, gateway, ABOUT);
+      await until(() => requests(gateway).length === 1);
+      assert.equal(outcomeOf(requests(gateway)[0]), '200');
     },
   );
 

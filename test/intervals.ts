@@ -11,8 +11,9 @@ export async function holdIntervals<T>(
   const due: (() => void)[] = [];
   const { setInterval } = globalThis;
   const noting = (run: (...args: unknown[]) => void, everyMs: number, ...args: unknown[]): unknown => {
-    if (own.getStore() && isWanted(everyMs)) due.push(() => run(...args));
-    return setInterval(run, everyMs, ...args);
+    if (!own.getStore() || !isWanted(everyMs)) return setInterval(run, everyMs, ...args);
+    due.push(() => run(...args));
+    return setInterval(() => {}, everyMs); // there is something to clear, and nothing else runs it
   };
   globalThis.setInterval = noting as typeof setInterval;
   const started = await own.run(true, start).finally(() => (globalThis.setInterval = setInterval));

@@ -222,6 +222,12 @@ ${
     assert.deepEqual(tooLong, []);
   });
 
+  test('attack: write a field of a log line in an origin, which is the last field, and in quotes', async (t) => {
+    const { gateway } = await startBoth(t, { log: { format: 'text' } });
+    await rawRequest(gateway, '/v1/about', { headers: ['Origin: http://x=client=192.0.2.1'] });
+    assert.match(gateway.log.at(-1)!, / client=127\.0\.0\.1 .* origin="http:\/\/x=client=192\.0\.2\.1"$/);
+  });
+
   test('log.level is the least severe level that is logged', async (t) => {
     const { gateway } = await startBoth(t, { log: { format: 'json', level: 'warn' } });
     await ask(gateway, { headers: BEARER });

@@ -344,6 +344,14 @@ suite('rules', SIDE_BY_SIDE, () => {
     PUT ${GROUPS}/${GROUP} | {"group_link":"enabled"} ;; POST ${GROUPS}/${GROUP}/members | {"members":["${TO}"]}
     DELETE ${GROUPS}/${GROUP}/admins | {"admins":["${TO}"]}`;
 
+  table('a token with recipients, and without senders, changes no group unless its pattern names the route', {
+    ...{ ...CONFINED, ...tokens({ recipients: [TO, 'group.*'] }) },
+  }, ANSWERING)`
+    * bearer → 403 endpoint_not_allowed
+    * bearer | ${NAMES_GROUPS} → 200
+    POST ${GROUPS} | {"name":"x","members":["${TO}"]} ;; PUT ${GROUPS}/${GROUP} | {"group_link":"enabled"}
+    POST ${GROUPS}/${GROUP}/members | {"members":["${TO}"]} ;; POST ${GROUPS}/${GROUP}/admins | {"admins":["${TO}"]}`;
+
   const ONE_RECIPIENT = { ...CONFINED, ...tokens({ recipients: [TO] }) };
 
   const sendTo = (name: string): string =>

@@ -14,7 +14,7 @@ import { answerAll, arrived, beginLarge, LARGE, queueUp, send, startHeld, status
 import { bytesOf } from './rows.ts';
 import { isNode, LOADER } from './runtime.ts';
 import { ABOUT, BEARER, HEALTH, HELLO, MESSAGE, OTHER, post, REFUSED, SECRET, SEND } from './samples.ts';
-import { AS_IT_IS, type Program, script, start, startGateway, startHolding, startProcess } from './start.ts';
+import { AS_IT_IS, type Program, script, start, startBoth, startGateway, startHolding, startProcess } from './start.ts';
 
 suite('shutdown', SIDE_BY_SIDE, () => { // node:http considered the connection idle.
   test(
@@ -109,6 +109,15 @@ suite('shutdown', SIDE_BY_SIDE, () => { // node:http considered the connection i
     assert.deepEqual(arrived(backend), ['first']);
   });
 
+  test('closing lets an upload finish of which the backend has a part', async (t) => {
+    const { backend, gateway } = await startBoth(t, { shutdown: '1h' });
+    const upload = await beginLarge(gateway, backend);
+    const closing = gateway.close();
+    upload.end(LARGE.slice(-1));
+    assert.equal(await statusFor(upload), 201);
+    await closing;
+  });
+
   test('closing ends a connection that its client would keep open, once the response that had started before is complete', async (t) => {
     const { gateway, finish } = await startHolding(t, { shutdown: '1h' });
     Object.assign(gateway.server, { keepAliveTimeout: 0 });
@@ -178,6 +187,18 @@ suite('shutdown', SIDE_BY_SIDE, () => { // node:http considered the connection i
       await closing;
       await until(() => gateway.output().includes('"stopped"'));
     }
+  });
+
+  test('the same signal again ends the process at once, although a request is still running', async (t) => {
+    const { backend } = await startHolding(t);
+    const { child, ...gateway } = await startProcess(t, { backend, env: { GATEWAY_SHUTDOWN: '1h' } });
+    open(t, gateway, SEND);
+    await until(() => backend.seen.length === 1);
+    const ended = once(child, 'exit');
+    process.kill(child.pid!, 'SIGTERM');
+    while (await ask(gateway, { path: '/healthz' }).then(() => true, () => false));
+    process.kill(child.pid!, 'SIGTERM');
+    assert.deepEqual(await within(ended, 'the end of the process'), [null, 'SIGTERM']);
   });
 
   // The signal handlers were set shortly after the log line "listening".

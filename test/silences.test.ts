@@ -12,7 +12,7 @@ import { ask, open, scrape } from './client.ts';
 import { slots } from './configs.ts';
 import { fileWith } from './files.ts';
 import { SIDE_BY_SIDE, test, type TestContext } from './guard.ts';
-import { settled } from './held.ts';
+import { answerAll, send, settled, startHeld } from './held.ts';
 import { ABOUT, BEARER, HELLO, RECEIVE, SECRET, SEND } from './samples.ts';
 import { startBoth, startGateway, startProcess } from './start.ts';
 
@@ -75,6 +75,19 @@ suite('silences', SIDE_BY_SIDE, () => {
       assert.deepEqual(told, [['warn', backend.url, 2]], `${parallel} ${bytes}`);
       assert.deepEqual(requests(gateway).map(outcomeOf), leaves ? ['499 client_left'] : []);
     }
+  });
+
+  test('a request that was answered in time is no warning later', async (t) => {
+    let nowMs = Date.now();
+    const now = () => nowMs += 60_000; // so that no warning is left out
+    const allow = ['send', 'metrics'];
+    const { backend, gateway } = await startHeld(t, 1, { allow }, { slotTimeoutMs: 1000, now });
+    await answerAll(backend, [send(gateway, 'answered')]);
+    open(t, gateway, SEND);
+    for (let values = {} as Record<string, number>; values.slots_overdue !== 1;) {
+      values = await scrape(gateway, { path: '/metrics', headers: BEARER });
+    }
+    assert.equal(linesOf(gateway, SILENT).length, 1);
   });
 
   test('requests without an answer are one warning a minute', async (t) => {

@@ -4,7 +4,7 @@ import net from 'node:net';
 import { buffer as readBytes } from 'node:stream/consumers';
 import { suite } from 'node:test';
 import { type Answer, codeOf, outcomeOf, statusOf } from './answers.ts';
-import { assert, closed, linesOf, logLines, pass, requests, until } from './assertions.ts';
+import { assert, closed, linesOf, logLines, pass, requests, until, within } from './assertions.ts';
 import { barred, startBackend } from './backend.ts';
 import { ask, beginSend, type Connection, open, raw, rawRequest } from './client.ts';
 import { several, slots, tokens } from './configs.ts';
@@ -443,7 +443,7 @@ suite('slots', SIDE_BY_SIDE, () => {
     const third = beginSend(gateway, { ...BEARER, 'content-length': body.length }).on('error', () => {});
     const refused = once(third, 'response') as Promise<[http.IncomingMessage]>;
     third.write(body.slice(0, 200_000));
-    const [res] = await refused;
+    const [res] = await within(refused, 'the refusal of the third upload');
     assert.deepEqual([res.statusCode, codeOf(String(await readBytes(res)))], [503, 'busy']);
     assert.equal(requests(gateway).at(-1)!.reason, 'unfinished_uploads');
     uploads.push(await begin(OTHER));

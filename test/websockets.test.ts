@@ -232,7 +232,8 @@ suite('websockets', SIDE_BY_SIDE, () => {
       ),
     });
     const all = named({ stays: {}, goes: {}, expires: {}, narrows: {}, path: {}, moves: {} });
-    const { backend, gateway } = await startReceiving(t, undefined, all);
+    // Without the periodic check, which would close them half a minute later.
+    const [{ backend, gateway }] = await holdIntervals(() => true, () => startReceiving(t, undefined, all));
     const { socket, text } = await accepted(t, gateway, `bearer ${secretOf('stays')}`);
     const others = ['goes', 'expires', 'narrows', 'moves'].map((name) => `bearer ${secretOf(name)}`);
     const clients = [];
@@ -340,6 +341,14 @@ suite('websockets', SIDE_BY_SIDE, () => {
     assert.doesNotMatch(text(), /a message/);
     await until(() => linesOf(gateway, /websocket closed/).length === 1);
     assert.equal(linesOf(gateway, /websocket closed/)[0]!.reason, 'no_longer_allowed');
+  });
+
+  test('WebSocket: one on which nothing is said stays open, for longer than a client may stall', async (t) => {
+    const { backend, gateway } = await startReceiving(t, undefined, {}, { stallTimeoutMs: 200 });
+    const { text } = await accepted(t, gateway);
+    await pass(1000);
+    backend.sockets[0]!.write('still open');
+    await until(() => text().endsWith('still open'));
   });
 
   test('WebSocket: one whose token has expired is closed within a minute', async (t) => {
