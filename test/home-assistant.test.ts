@@ -71,7 +71,15 @@ const filledIn = (recipients: string[]) => ({
 });
 
 test('the app has what Home Assistant requires, and the version of the package', () => {
-  assert.match(read('repository.yaml'), /^name: .+$/m);
+  const repository = parseYaml(read('repository.yaml'));
+  for (const key of ['name', 'maintainer']) assert.ok(repository[key], key);
+  assert.match(String(repository.url), /^https:\/\/github\.com\/[\w.-]+\/[\w.-]+$/);
+  assert.equal(CONFIG.url, repository.url);
+  for (const [link] of DOCS.matchAll(/https:\/\/github\.com\/\S+\/blob\/[^)]+/g)) {
+    const [, page, anchor] = /\/blob\/main\/([^#]+)#(.+)$/.exec(link)!;
+    assert.ok(link.startsWith(`${repository.url}/`), link);
+    assert.match(read(page!).toLowerCase(), new RegExp(`^#+ ${anchor}$`, 'm'));
+  }
   assert.equal(CONFIG.version, PACKAGE.version);
   assert.match(String(CONFIG.slug), /^[a-z0-9_]+$/);
   for (const key of ['name', 'description']) assert.ok(CONFIG[key], key);

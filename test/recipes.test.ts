@@ -24,6 +24,7 @@ import {
   OTHER,
   SECRET,
   SECRETS,
+  STRANGER,
   TO,
   URLENCODED,
 } from './samples.ts';
@@ -333,15 +334,33 @@ suite('recipes', SIDE_BY_SIDE, () => {
     }
   });
 
-  test('the page for Home Assistant keeps a text and its sender in one entity, and its automation checks that state', () => {
+  test('the page for Home Assistant keeps a text, its sender and its time in one entity, and its automation checks that state', () => {
     const block = (first: string) =>
       blocks('yaml', PAGES['docs/home-assistant.md']).find((text) => text.startsWith(first));
     const [rest, automation] = [block('rest:'), block('automation:')];
     assert.deepEqual(groupsOf(rest!, /^ +- name: (.*)$/gm), ['Signal message']);
-    assert.match(rest!, /\[:255\][^]*json_attributes_path: "\$\[-1:\]\.envelope"\n +json_attributes: \[source, /);
+    assert.match(
+      rest!,
+      /\[:255\][^]*json_attributes_path: "\$\[-1:\]\.envelope"\n +json_attributes: \[source, .*timestamp\]/,
+    );
     assert.match(automation!, /trigger: state\n +entity_id: sensor\.signal_message\n +conditions:/);
     assert.match(automation!, /trigger\.to_state\.state == [^]* trigger\.to_state\.attributes\.source == /);
     assert.doesNotMatch(automation!, /states\(|state_attr\(/);
+
+    const [, template] = /\{\{ ([^]*) \}\}/.exec(automation!)!;
+    const isOpened = new Function('trigger', 'now', `return ${template!.replaceAll(/\band\b/g, '&&')}`);
+    const nowMs = 1_700_000_000_000;
+    /** Whether the condition holds for a state, and for the attributes of its envelope. */
+    const opens = (state: string, attributes: object): boolean =>
+      isOpened({ to_state: { state, attributes } }, () => ({ timestamp: () => nowMs / 1000 }));
+    const command = 'open the garage';
+    const sent = { source: TO, timestamp: nowMs - 20_000 };
+    assert.equal(opens(command, sent), true);
+    assert.equal(opens(command, { ...sent, source: STRANGER }), false);
+    assert.equal(opens(command, { ...sent, timestamp: nowMs - 61_000 }), false, 'it has waited in the backend');
+    assert.equal(opens(command, {}), false, 'a refused poll');
+    assert.equal(opens('', sent), false);
+    assert.equal(opens('close the garage', sent), false);
   });
 
   test('every configuration in the pages loads, and every token in it is confined', (t) => {
