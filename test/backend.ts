@@ -79,9 +79,7 @@ export async function startBackend(t: TestContext, handler?: Handler): Promise<B
   return backend;
 }
 
-/**
- * Routes and JSON as backend.md describes them: decoded paths, case-folded keys, and text for JSON that does not bind.
- */
+/** Routes and JSON as in the backend: decoded paths, case-folded keys, and text for JSON that does not bind. */
 export function answerAsBackend(backend: Backend, seen: Seen, res: http.ServerResponse): void {
   const [rawPath = '', query = ''] = seen.url.split('?');
   if (rawPath.length > 1 && rawPath.endsWith('/')) {

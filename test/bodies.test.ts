@@ -10,6 +10,7 @@ import { ALL_GROUPS, CONFINED, several, SOON_CLOSED, tokens } from './configs.ts
 import { SIDE_BY_SIDE, test } from './guard.ts';
 import { settled } from './held.ts';
 import { hook } from './hooks.ts';
+import { ROUTES } from './routes.ts';
 import { checkRows, listed, literal, table } from './rows.ts';
 import {
   ABOUT,
@@ -141,31 +142,16 @@ suite('bodies', SIDE_BY_SIDE, () => {
     DELETE /v1/typing-indicator/${FROM} → 400 bad_json
     DELETE /v1/typing-indicator/${FROM} | {"recipient":"${TO}"} → 204 | {"recipient":"${TO}"}`;
 
-  /** The routes without GET, by the backend's manual: those that need a JSON body, and those that do not. */
-  const WITH_BODY =
-    `POST /v2/send,POST /v1/send,PUT /v1/typing-indicator/N,DELETE /v1/typing-indicator/N,POST /v1/reactions/N
-  DELETE /v1/reactions/N,POST /v1/receipts/N,DELETE /v1/remote-delete/N,POST /v1/polls/N,DELETE /v1/polls/N
-  POST /v1/polls/N/vote,POST /v1/sticker-packs/N,POST /v1/groups/N,PUT /v1/groups/N/G,POST /v1/groups/N/G/members
-  DELETE /v1/groups/N/G/members,POST /v1/groups/N/G/admins,DELETE /v1/groups/N/G/admins
-  POST /v1/groups/N/G/pin-message,DELETE /v1/groups/N/G/pin-message,POST /v1/configuration
-  POST /v1/configuration/N/settings,POST /v1/accounts/N/rate-limit-challenge,PUT /v1/accounts/N/settings
-  POST /v1/accounts/N/username,POST /v1/accounts/N/pin,POST /v1/devices/N,PUT /v1/profiles/N
-  PUT /v1/identities/N/trust/${TO},PUT /v1/contacts/N`;
-
-  const WITHOUT_BODY =
-    `DELETE /v1/attachments/a,DELETE /v1/groups/N/G,POST /v1/groups/N/G/block,POST /v1/groups/N/G/join
-  POST /v1/groups/N/G/quit,POST /v1/register/N,POST /v1/register/N/verify/1,POST /v1/unregister/N
-  DELETE /v1/accounts/N/username,DELETE /v1/accounts/N/pin,DELETE /v1/devices/N/local-data,DELETE /v1/devices/N/1
-  POST /v1/contacts/N/sync,POST /v1/plugins/x,PUT /v1/plugins/x,PATCH /v1/plugins/x,DELETE /v1/plugins/x`;
-
-  const rowsOf = (routes: string): string[] =>
-    routes.replaceAll('/N', `/${FROM}`).replaceAll('/G', `/${GROUP}`).split(/,|\n */);
+  /** The routes that need a JSON body, or those that do not. Without GET, whose body is not relayed. */
+  const routesThat = (needBody: boolean): string[] =>
+    ROUTES.filter(({ method, facts }) => method !== 'GET' && facts.includes('body') === needBody)
+      .map(({ method, path }) => `${method} ${path}`);
 
   table('a route that needs a body is 400 without one, and any other passes', ALL_GROUPS, ANSWERING)`
     * bearer → 400 bad_json
-    ${rowsOf(WITH_BODY)}
+    ${routesThat(true)}
     * bearer → passes
-    ${rowsOf(WITHOUT_BODY)}`;
+    ${routesThat(false)}`;
 
   table('if two fields are refused, the first one is named', {})`
     * → 400 bad_field

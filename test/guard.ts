@@ -50,7 +50,8 @@ const print = (text: string): unknown => writeSync(2, `${text}\n`);
 /** Registers a test. */
 export function test(title: string, ...rest: [Run] | [Options, Run]): void {
   const [{ skip = false, timeout }, run]: [Options, Run] = rest.length === 1 ? [{}, ...rest] : rest;
-  const late = new Error('the test did not end'); // made here, because its stack names the file
+  const late = new Error('the test did not end'); // made here, because its stack has the place of the test
+  const [place = 'an unknown place'] = /[^\s(]+\.test\.ts:\d+/.exec(late.stack!) ?? [];
   register(title, { skip }, async (context) => {
     running.add(title);
     const cleanups: { cleanup: () => unknown; late: Error }[] = [];
@@ -71,7 +72,8 @@ export function test(title: string, ...rest: [Run] | [Options, Run]): void {
     }
     running.delete(title);
     const [first, ...others] = failures;
-    if (first) throw extended(first, others.map(({ stack }) => `and then ${stack}`));
+    // node:test names the place where it was called, which is always this file.
+    if (first) throw extended(first, [...others.map(({ stack }) => `and then ${stack}`), `in the test at ${place}`]);
   });
 }
 

@@ -14,7 +14,7 @@ import { SIDE_BY_SIDE, test } from './guard.ts';
 import { table } from './rows.ts';
 import { LOADER } from './runtime.ts';
 import { BEARER, DASHBOARD, DEFAULTS, FROM, MESSAGE, OTHER, RECEIVE, SECRET, STRANGER, TO } from './samples.ts';
-import { copiesOf, SPELLINGS } from './spellings.ts';
+import { copiesOf, HEADER_NAMES, SPELLINGS } from './spellings.ts';
 import { program, start, startBoth, startGateway, startProcess } from './start.ts';
 
 suite('log', SIDE_BY_SIDE, () => {
@@ -58,6 +58,17 @@ suite('log', SIDE_BY_SIDE, () => {
     }
     for (const seen of backend.seen) emitted.push(JSON.stringify([seen.url, seen.rawHeaders]), seen.body.toString());
     assert.ok(backend.seen.length > 20, 'some of them must have been accepted');
+    // A header into which only a mistake puts a token, as in `curl -A TOKEN`, is relayed, but nothing else has it.
+    for (const to of [gateway, strict, dead]) {
+      const logged = to.log.length;
+      const sent = HEADER_NAMES.flatMap((name) =>
+        [{}, { authorization: `Bearer ${canary}` }].map((own) =>
+          ask(to, { body: MESSAGE, headers: { [name]: canary, ...own } })
+        )
+      );
+      for (const { text, rawHeaders } of await Promise.all(sent)) emitted.push(text, rawHeaders.join('\n'));
+      emitted.push(...to.log.slice(logged));
+    }
     const digest = createHash('sha256').update(canary).digest('hex');
     // The part of its base64 that is the same after any number of bytes: without the characters that neighbouring bytes
     // affect.
@@ -190,14 +201,10 @@ ${
     const log = { level: 'debug', format: 'json' } as const;
     const { gateway } = await startBoth(t, { log, cors: [DASHBOARD], trustedProxies: ['127.0.0.1'] });
     const long = 'x'.repeat(15 * 1024);
-    const framing = ['content-length', 'transfer-encoding', 'connection'];
-    const words = groupsOf(SOURCE, /'([a-z]+(?:-[a-z0-9]+)+)'/g);
-    const others = 'host origin referer cookie from via range expect upgrade user-agent x-request-id'.split(' ');
-    const names = [...new Set([...words, ...others])].filter((name) => !framing.includes(name));
     const values = [long, `https://${long}`];
     const bearer = `Authorization: Bearer ${SECRET}`;
     const answers: string[] = [];
-    for (const name of names) {
+    for (const name of HEADER_NAMES) {
       const both = values.map((value) => `${name}: ${value}`).flatMap((header) => [
         rawRequest(gateway, '/v1/about', { headers: [header] }),
         rawRequest(gateway, '/v1/accounts', { headers: [bearer, header] }),
@@ -220,6 +227,27 @@ ${
     );
     assert.deepEqual([...new Set(culprits)], [], 'the fields that a client can make long');
     assert.deepEqual(tooLong, []);
+  });
+
+  test('a field of a log line has text from a client only if LINE_FIELDS lists it as written, and then stands last', async (t) => {
+    const log = { level: 'debug', format: 'text' } as const;
+    const { gateway } = await startBoth(t, { log, cors: [DASHBOARD], trustedProxies: ['127.0.0.1'] });
+    const path = '/v1/about?written=written';
+    const asked = HEADER_NAMES.flatMap((name) =>
+      ['written.example', 'https://written.example'].flatMap((value) =>
+        [{}, BEARER].map((own) => ask(gateway, { path, headers: { [name]: value, ...own } }))
+      )
+    );
+    const statuses = new Set((await Promise.all(asked)).map(({ status }) => status));
+    assert.ok(statuses.has(200) && statuses.has(401), `answered with ${[...statuses]}`);
+    const found = new Set<string>();
+    for (const line of gateway.log) {
+      const fields = groupsOf(line, / (\w+=(?:"(?:[^"\\]|\\.)*"|\S+))/g);
+      const written = fields.filter((field) => field.includes('written'));
+      assert.deepEqual(fields.slice(fields.length - written.length), written, 'the last fields of a line');
+      for (const field of written) found.add(field.split('=')[0]!);
+    }
+    assert.deepEqual(difference('a log line', [...found], 'LINE_FIELDS.written', LINE_FIELDS.written), []);
   });
 
   test('attack: write a field of a log line in an origin, which is the last field, and in quotes', async (t) => {

@@ -81,9 +81,12 @@ suite('pages', SIDE_BY_SIDE, () => {
     }
     const rows = groupsOf(partOf(MANUAL, 'What it refuses'), /^\| (\d+ `\w+`)/gm);
     const codes = PROBLEMS.filter(([code]) => code !== 'client_left').map(([code, status]) => `${status} \`${code}\``);
-    assert.deepEqual(difference('"What it refuses"', [...new Set(rows)], 'PROBLEMS', codes), []);
+    assert.deepEqual(difference('"What it refuses" of docs/reference.md', [...new Set(rows)], 'PROBLEMS', codes), []);
     const ofTokens = settingsIn(MANUAL, 'Settings of a token').map((row) => row.split('`')[1]!);
-    assert.deepEqual(difference('"Settings of a token"', ofTokens, 'the code', [...TOKEN_SETTINGS, 'secret']), []);
+    assert.deepEqual(
+      difference('"Settings of a token" of docs/reference.md', ofTokens, 'the code', [...TOKEN_SETTINGS, 'secret']),
+      [],
+    );
   });
 
   test('docs/reference.md lists the commands and clients of --help, and SECURITY.md a promise for each test', () => {
@@ -95,7 +98,7 @@ suite('pages', SIDE_BY_SIDE, () => {
     const [clients] = groupsOf(HELP, /^CLIENT: ([^]*?)\.$/gm);
     const [, choice] = /\n- `--for CLIENT`([^]*?)\n- /.exec(section)!;
     const named = groupsOf(choice!, /`([a-z0-9-]+)`/g).filter((name) => !['allow', 'methods'].includes(name));
-    assert.deepEqual(difference('"--for CLIENT"', named, '--help', clients!.split(/,\s+/)), []);
+    assert.deepEqual(difference('"--for CLIENT" of docs/reference.md', named, '--help', clients!.split(/,\s+/)), []);
 
     const promises = groupsOf(partOf(PAGES['SECURITY.md']!, 'What is promised'), /^- (.*)/gm);
     const [tests] = read('gateway.test.ts').split('What README.md promises besides');

@@ -1,7 +1,9 @@
 /** Every place where a client can put a token, and every place where programs copy it. */
 
 import http from 'node:http';
+import { groupsOf } from './assertions.ts';
 import type { Ask } from './client.ts';
+import { SOURCE } from './files.ts';
 import { parseRow } from './rows.ts';
 import { AS_FORM, AUTHED, basic, MESSAGE, signed } from './samples.ts';
 
@@ -36,3 +38,15 @@ export function copiesOf(token: string): http.OutgoingHttpHeaders[] {
     host: api:${encoded}@gateway`;
   return rows.trim().split('\n').map((row) => Object.fromEntries(parseRow(row).headers));
 }
+
+/**
+ * The headers in which a client can write anything: all that gateway.ts has a word for, and common ones. So a header that
+ * gateway.ts begins to read is one of them.
+ */
+export const HEADER_NAMES = [
+  ...new Set([
+    ...groupsOf(SOURCE, /['\s]([A-Za-z]\w*(?:-\w+)+)(?=['\s])/g).map((name) => name.toLowerCase()),
+    ...groupsOf(SOURCE, /\b[hH]eaders\.([a-z]+)\b/g),
+    ...'host origin referer cookie from via range expect upgrade user-agent x-request-id'.split(' '),
+  ]),
+].filter((name) => !['content-length', 'transfer-encoding', 'connection'].includes(name));
