@@ -10,7 +10,7 @@ import net from 'node:net';
 
 const TURN_MS = 20;
 
-export const { setTimeout: beginTimer, clearTimeout: endTimer } = globalThis;
+const { setTimeout: beginTimer, clearTimeout: endTimer } = globalThis;
 
 const realMs = performance.now.bind(performance);
 
@@ -95,7 +95,7 @@ net.Socket.prototype.emit = function (this: net.Socket, event: string | symbol, 
   const graceMs = event === 'timeout' ? lostMs(this.timeout ?? 0) : 0;
   if (graceMs === 0) return emit.call(this, event, ...args);
   const moved = (): string => `${this.bytesRead} ${this.bytesWritten} ${this.writableLength}`;
-  const before = moved();
+  const before = moved(); // what moves meanwhile starts the socket's own timeout again
   setTimeout(() => {
     if (!this.destroyed && this.timeout && moved() === before) emit.call(this, event, ...args);
   }, graceMs);

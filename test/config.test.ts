@@ -16,7 +16,7 @@ import { createGateway, FILE, loadSettings } from './gateway.ts';
 import { SIDE_BY_SIDE, test, type TestContext } from './guard.ts';
 import { hook } from './hooks.ts';
 import { literal, unescaped } from './rows.ts';
-import { isNode } from './runtime.ts';
+import { isDeno, isNode } from './runtime.ts';
 import { BEARER, FROM, GROUP, INTERNAL_ID, OTHER, SECRET, SECRETS, TO } from './samples.ts';
 import { cli, startBoth, startGateway, startProcess } from './start.ts';
 
@@ -66,7 +66,7 @@ suite('config', SIDE_BY_SIDE, () => {
   });
 
   /** Part of a message. Deno 2.9 reveals the user's id only with a separate permission. */
-  const BY_USER = 'Deno' in globalThis ? '' : ` by user ${process.getuid?.()}`;
+  const BY_USER = isDeno ? '' : ` by user ${process.getuid?.()}`;
 
   const NO_RECIPIENT =
     'is not a phone number ("+" and 5 to 15 digits), a user name (name.01), a UUID, a group\'s id or group.*';
@@ -362,7 +362,7 @@ suite('config', SIDE_BY_SIDE, () => {
   });
 
   test('on Deno, a file hidden by the permissions is a mistake in the configuration, like any unreadable file', {
-    skip: !('Deno' in globalThis) && 'only Deno has permissions',
+    skip: !isDeno && 'only Deno has permissions',
   }, async (t) => {
     const program = join(folder(t), 'embed.mjs');
     writeFileSync(

@@ -17,7 +17,7 @@ import { fileWith, folder } from './files.ts';
 import { FILE } from './gateway.ts';
 import { SIDE_BY_SIDE, test } from './guard.ts';
 import { send, settled } from './held.ts';
-import { isNode } from './runtime.ts';
+import { isDeno, isNode } from './runtime.ts';
 import {
   ABOUT,
   BEARER,
@@ -360,7 +360,7 @@ suite('connecting', SIDE_BY_SIDE, () => {
   test(
     'Deno without --allow-sys and with a custom CA: the response states that nothing was sent, and the log has the remedy',
     {
-      skip: !('Deno' in globalThis) && 'only Deno has permissions',
+      skip: !isDeno && 'only Deno has permissions',
     },
     async (t) => {
       const server = https.createServer(CERTS[0], (_, res) => void res.end('{}'));
@@ -380,7 +380,7 @@ suite('connecting', SIDE_BY_SIDE, () => {
   );
 
   test('a silent connection to the backend is probed by TCP keep-alive after 30 s, and not every second', {
-    skip: ('Deno' in globalThis || !existsSync('/proc/net/tcp')) &&
+    skip: (isDeno || !existsSync('/proc/net/tcp')) &&
       'only Linux shows the timers of TCP; Deno keeps no connection',
   }, async (t) => {
     const { backend, gateway, finish } = await startHolding(t);
@@ -416,17 +416,17 @@ suite('connecting', SIDE_BY_SIDE, () => {
     }
     assert.equal(
       plain.backend.connections,
-      'Deno' in globalThis ? 3 : 1,
+      isDeno ? 3 : 1,
       'the connections for responses without a body',
     );
     const used = backend.sockets.length;
-    assert.equal(used, 'Deno' in globalThis ? 9 : 1); // Deno would resend on a connection that breaks
+    assert.equal(used, isDeno ? 9 : 1); // Deno would resend on a connection that breaks
     for (let i = 0; i < 5; i++) {
       assert.equal((await send(gateway, 'hello')).text, '{}');
       backend.sockets.at(-1)!.write(SENT.replace('{}', '[]'));
       await closed(backend.sockets.at(-1)!);
     }
-    assert.equal(backend.sockets.length, used + ('Deno' in globalThis ? 5 : 4));
+    assert.equal(backend.sockets.length, used + (isDeno ? 5 : 4));
   });
 
   // node:http no longer listens for errors of a connection whose response is complete when a write to it fails.

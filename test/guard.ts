@@ -12,7 +12,7 @@ import { writeSync } from 'node:fs';
 import { after as afterAllTests, test as register } from 'node:test';
 import { clearTimeout, setTimeout } from 'node:timers'; // a test may replace the global ones
 import { inspect } from 'node:util';
-import { isNode } from './runtime.ts';
+import { isDeno, isNode } from './runtime.ts';
 
 /** The options of a suite: how many of its tests run side by side. Most of them spend most of their time waiting. */
 export const SIDE_BY_SIDE = { concurrency: 16 };
@@ -28,8 +28,7 @@ export interface TestContext {
 }
 
 type Run = (t: TestContext) => unknown;
-/** `timeout`: the milliseconds after which the test, or one of its cleanups, is given up. */
-type Options = { skip?: string | boolean; timeout?: number };
+type Options = { skip?: string | boolean };
 
 /** Far more than a test takes on a slow machine: what waits has a limit of its own, and says what it waited for. */
 const TEST_LIMIT_MS = 300_000;
@@ -43,13 +42,11 @@ const running = new Set<string>();
 let hasStray = false;
 let isOver = false;
 
-const isDeno = 'Deno' in globalThis;
-
 const print = (text: string): unknown => writeSync(2, `${text}\n`);
 
 /** Registers a test. */
 export function test(title: string, ...rest: [Run] | [Options, Run]): void {
-  const [{ skip = false, timeout }, run]: [Options, Run] = rest.length === 1 ? [{}, ...rest] : rest;
+  const [{ skip = false }, run]: [Options, Run] = rest.length === 1 ? [{}, ...rest] : rest;
   const late = new Error('the test did not end'); // made here, because its stack has the place of the test
   const [place = 'an unknown place'] = /[^\s(]+\.test\.ts:\d+/.exec(late.stack!) ?? [];
   register(title, { skip }, async (context) => {
@@ -62,11 +59,11 @@ export function test(title: string, ...rest: [Run] | [Options, Run]): void {
       onFailure: (each) => void evidence.push(each),
       diagnostic: (text) => context.diagnostic(text),
     };
-    await within(timeout ?? TEST_LIMIT_MS, late, () => run(t)).catch((error: unknown) => {
+    await within(TEST_LIMIT_MS, late, () => run(t)).catch((error: unknown) => {
       failures.push(extended(error, evidence.map((each) => each())));
     });
     for (const { cleanup, late } of cleanups) {
-      await within(timeout ?? CLEANUP_LIMIT_MS, late, cleanup).catch((error: unknown) => {
+      await within(CLEANUP_LIMIT_MS, late, cleanup).catch((error: unknown) => {
         failures.push(extended(error, []));
       });
     }

@@ -12,7 +12,7 @@ import { MANUAL, SOURCE } from './files.ts';
 import { FILE } from './gateway.ts';
 import { SIDE_BY_SIDE, test } from './guard.ts';
 import { table } from './rows.ts';
-import { LOADER } from './runtime.ts';
+import { isDeno, LOADER } from './runtime.ts';
 import { BEARER, DASHBOARD, DEFAULTS, FROM, MESSAGE, OTHER, RECEIVE, SECRET, STRANGER, TO } from './samples.ts';
 import { copiesOf, HEADER_NAMES, SPELLINGS } from './spellings.ts';
 import { program, start, startBoth, startGateway, startProcess } from './start.ts';
@@ -303,7 +303,7 @@ ${
   }, async (t) => {
     // No log has the port of the gateway, so the test sets it, and repeats a request there until a response arrives.
     const to = { port: await sparePort() };
-    const command = [process.execPath, ...'Deno' in globalThis ? ['run', '-A'] : [], ...LOADER, fileURLToPath(FILE)];
+    const command = [process.execPath, ...isDeno ? ['run', '-A'] : [], ...LOADER, fileURLToPath(FILE)];
     const { url } = await startBackend(t);
     const env = {
       HOME: process.env.HOME,

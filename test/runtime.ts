@@ -1,6 +1,8 @@
 /** What differs between Node, Deno and Bun for the tests. */
 
-export const isNode = !('Bun' in globalThis) && !('Deno' in globalThis);
+export const isDeno = 'Deno' in globalThis;
+
+export const isNode = !('Bun' in globalThis) && !isDeno;
 
 export const ON_NODE = { skip: !isNode && 'other runtimes have other options for what to trust' };
 
