@@ -771,6 +771,8 @@ type ProblemDetails = {
   detail?: string;
   /** For the log only: without what a client wrote, or with what only the owner of this machine may know. */
   logged?: string | undefined;
+  /** For the log only: the name of a token that was refused, although its secret is right. */
+  token?: string | undefined;
   retryAfterMs?: number;
   allow?: string[];
   syntax?: { why: string; atByte: number };
@@ -1937,23 +1939,26 @@ function logExchange(exchange: Exchange) {
   const isRoutine = status < 400 && (!token || exchange.target?.route === METRICS_ROUTE);
   const flood = isRoutine ? undefined : floodKeyOf(exchange);
   const reason = origin ? 'origin_not_listed' : endedBy?.reason;
-  const { logged, detail } = endedBy?.details ?? {};
+  const { logged, detail, token: refused } = endedBy?.details ?? {};
   const isFlood = flood !== undefined && flood.lines.take(flood.key, FAILURE_RATE, core.now()) > 0;
+  const code = endedBy?.code;
   if (isFlood && token) {
-    const about = { token: token.name, code: endedBy?.code };
-    warnRarely(core, 'further refusals of a token are logged at debug level', about);
+    warnRarely(core, 'further refusals of a token are logged at debug level', { token: token.name, code });
+  } else if (isFlood) {
+    // For each code, so that a flood of requests without a token does not hide that somebody guesses tokens.
+    warnRarely(core, 'further refusals of an address are logged at debug level', { client, code }, code);
   }
   core.log(isRoutine || isFlood ? 'debug' : levelFor(exchange), 'request', {
     requestId,
     client,
     method: req.method,
     route,
-    token: token?.name,
+    token: token?.name ?? refused,
     auth: credential?.method,
     status,
-    code: endedBy?.code,
+    code,
     reason,
-    detail: (CREDENTIAL_ADVICE[reason ?? ''] ?? logged ?? detail)?.slice(0, DETAIL_LIMIT),
+    detail: (logged ?? CREDENTIAL_ADVICE[reason ?? ''] ?? detail)?.slice(0, DETAIL_LIMIT),
     origin,
     bytesIn,
     bytesOut,
@@ -2152,6 +2157,8 @@ interface Credential {
    * absent.
    */
   readonly secret: string | undefined;
+  /** The password of another user, which is never accepted. It tells the log whose token it is. */
+  readonly password?: string | undefined;
 }
 
 /**
@@ -2196,7 +2203,10 @@ function parseAuthorization(value: string): Credential {
   const { scheme = '', given = '' } = /^[ \t]*(?<scheme>[^ \t]+)[ \t]*(?<given>.*[^ \t])?/s.exec(value)!.groups!;
   if (scheme.toLowerCase() === 'basic') {
     // The user name is fixed, so that it is not mistaken for the token's name.
-    return { method: 'basic', secret: /^api:(.*)$/s.exec(Buffer.from(given, 'base64').toString())?.[1] };
+    const { user, password } =
+      /^(?<user>[^:]*):(?<password>.*)$/s.exec(Buffer.from(given, 'base64').toString())?.groups ??
+        {};
+    return user === 'api' ? { method: 'basic', secret: password } : { method: 'basic', secret: undefined, password };
   }
   // node:http decodes headers as Latin-1; a secret is UTF-8.
   const isBearer = scheme.toLowerCase() === 'bearer';
@@ -2217,7 +2227,24 @@ function identify({ core, rules, credential, client }: Exchange) {
   const reason = token || !isDigest(rules, credential) ? faultOfToken(token, credential, core.now()) : 'digest';
   if (token && !reason) return token;
   const retryAfterMs = core.failureLimiter.take(failureKey(client), FAILURE_RATE, core.now());
-  throw new Problem(retryAfterMs > 0 ? 'too_many_failures' : 'unauthorized', reason, { retryAfterMs });
+  const owner = token ?? rules.tokens.get(digestOf(credential.password ?? ''));
+  throw new Problem(retryAfterMs > 0 ? 'too_many_failures' : 'unauthorized', reason, {
+    retryAfterMs,
+    token: owner?.name,
+    logged: token && (reason === 'expired_token' ? tellExpiry(token) : tellMethods(token, credential)),
+  });
+}
+
+/** Why a token is refused that has expired. For the log only, like all that follows. */
+function tellExpiry({ expires }: Token) {
+  const [day] = new Date(expires).toISOString().split('T');
+  return `The token expired on ${day}: give it a later date in "expires", or make a new one.`;
+}
+
+/** Why a token is refused that stands in a place where it is not accepted. */
+function tellMethods({ methods }: Token, { method }: Credential) {
+  const accepted = [...methods].join(', ');
+  return `The token accepts ${accepted}; the client used ${method}: add that to "methods", or put the token elsewhere.`;
 }
 
 /** What to do about a credential, by the reason of the 401. For the log only: to the client every 401 looks the same. */
@@ -2231,12 +2258,8 @@ const CREDENTIAL_ADVICE: NodeJS.Dict<string> = {
     'No token has this secret. Often it is empty, or something was copied with it: a quote, a space, "api:", "NAME=", ' +
     'or, after ?@auth=, a path.',
   digest: 'This is the digest of a token, which is for the gateway; give the client the secret.',
-  expired_token: 'Give the token a later date in "expires", or make a new one.',
   wrong_user: 'With Basic, the user is always "api", whatever the token is called; the token is the password.',
   unknown_scheme: 'Write "Bearer" and a space before the token.',
-  method_not_accepted:
-    'The token is right, but not accepted in this place: add what "auth" says here to the "methods" ' +
-    'of the token, or put it elsewhere.',
 };
 
 /**
@@ -4956,9 +4979,12 @@ function joinFirst(words: readonly string[], separator: string) {
   return others > 0 ? `${shown}${separator}and ${others} more` : shown;
 }
 
-/** Logs a warning, at most once a minute. For warnings that an unauthenticated client can trigger. */
-function warnRarely(core: Core, message: string, fields?: object) {
-  if (core.rateLimiter.take(`warning: ${message}`, WARNING_RATE, core.now()) > 0) return;
+/**
+ * Logs a warning, at most once a minute. For warnings that an unauthenticated client can trigger.
+ * @param kind a word of a short list: each has its own minute.
+ */
+function warnRarely(core: Core, message: string, fields?: object, kind = '') {
+  if (core.rateLimiter.take(`warning: ${message} ${kind}`, WARNING_RATE, core.now()) > 0) return;
   core.log('warn', message, fields);
 }
 

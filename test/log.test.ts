@@ -13,7 +13,7 @@ import { FILE } from './gateway.ts';
 import { SIDE_BY_SIDE, test } from './guard.ts';
 import { table } from './rows.ts';
 import { LOADER } from './runtime.ts';
-import { BEARER, DASHBOARD, DEFAULTS, FROM, MESSAGE, OTHER, RECEIVE, SECRET, STRANGER, TO } from './samples.ts';
+import { BEARER, DASHBOARD, DEFAULTS, FROM, LAST, MESSAGE, OTHER, RECEIVE, SECRET, STRANGER, TO } from './samples.ts';
 import { copiesOf, SPELLINGS } from './spellings.ts';
 import { program, start, startBoth, startGateway, startProcess } from './start.ts';
 
@@ -124,12 +124,13 @@ suite('log', SIDE_BY_SIDE, () => {
 
   const DIGEST = createHash('sha256').update(SECRET).digest('hex');
   const HOOK = { defaults: DEFAULTS, message: '{{text}}' };
+  const MAIN = tokens({ recipients: [TO], senders: [FROM], allow: ['send'] }, HOOK);
   const NO_TOKEN =
     'The request has no token where one is looked for: in the header Authorization, in the field "auth" of the body, or, if "methods" has path or query, as /@auth=TOKEN/ or ?@auth=TOKEN in the URL. A program that drops "api:TOKEN@" from its URL needs one of these.';
 
   table(
     'the sentence of a refusal is in the log as detail, unless all refusals of its code have the same one',
-    { ...AT_INFO, ...tokens({ recipients: [TO], senders: [FROM], allow: ['send'] }, HOOK) },
+    { ...AT_INFO, tokens: { ...MAIN.tokens, old: { secret: LAST, expires: '2020-01-01' } } },
   )`
     * bearer
     {"number":"${FROM}","recipients":["${STRANGER}"],"message":"x"} → 403 recipient_not_allowed | detail=This token may not send to one of these recipients: a phone number that is not on its list ("recipients", or else those in "defaults").
@@ -144,7 +145,8 @@ suite('log', SIDE_BY_SIDE, () => {
     basic home:${SECRET} → 401 unauthorized | reason=wrong_user | detail=With Basic, the user is always "api", whatever the token is called; the token is the password.
     Authorization: ${SECRET} → 401 unauthorized | detail=Write "Bearer" and a space before the token.
     Authorization: Bearer ${DIGEST} → 401 unauthorized | reason=digest | detail=This is the digest of a token, which is for the gateway; give the client the secret.
-    none | GET /v1/about?@auth=${SECRET} → 401 unauthorized | reason=method_not_accepted | detail=The token is right, but not accepted in this place: add what "auth" says here to the "methods" of the token, or put it elsewhere.
+    none | GET /v1/about?@auth=${SECRET} → 401 unauthorized | reason=method_not_accepted | token=test | detail=The token accepts bearer, basic, body; the client used query: add that to "methods", or put the token elsewhere.
+    bearer ${LAST} → 401 unauthorized | reason=expired_token | token=old | detail=The token expired on 2020-01-01: give it a later date in "expires", or make a new one.
     # Where other gateways take a token, this one has none to look up. The client gets what every 401 has.
 ${
     [
