@@ -669,7 +669,7 @@ const TUNNEL_SWEEP_MS = 30_000;
 /** How long a WebSocket, or a connection to the backend, may be silent before TCP probes its peer. */
 const SILENCE_MS = 30_000;
 
-/** How long before its own certificate expires the gateway warns, at start and on reload. */
+/** How long before a token or its own certificate expires the gateway warns, at start and on reload. */
 const RENEWAL_MS = 14 * 86_400_000;
 
 /** How long a browser may remember a preflight. The requests that follow are still checked. */
@@ -1501,6 +1501,8 @@ function warningsOf(rules: Rules, { listen }: AtStart, nowMs: number) {
     ...(rules.anonymous ? [openWarning] : []),
     ...rules.warnings,
     ...ofTokens('has expired', ({ expires }) => expires <= nowMs),
+    ...all.filter(({ expires }) => expires > nowMs && expires <= nowMs + RENEWAL_MS)
+      .map(({ name, expires }) => `the token "${name}" expires soon: ${new Date(expires).toISOString()}`),
     ...ofTokens(
       'has a secret of 64 hexadecimal digits; if that is a digest, write "sha256:" before it',
       ({ isHex }) => isHex,
@@ -6579,7 +6581,7 @@ async function runCommand(args: string[], env: NodeJS.ProcessEnv, stdin: () => B
   // The first four need no configuration, and so work with a broken one.
   if (values.help) return { said: usage() };
   if (values.version) return { said: VERSION };
-  if (command === 'token' && rest.length <= 1) return { said: makeToken(rest[0]) };
+  if (command === 'token' && rest.length <= 1) return makeToken(rest[0]);
   if (command === 'hash' && rest.length === 0) return { said: hashSecret(stdin().toString()) };
   const isRender = command === 'render' && rest.length === 1;
   const isAdd = command === 'add' && rest.length >= 1;
@@ -6768,12 +6770,15 @@ Run it for this machine alone, in front of the backend at this address:
 }
 
 /** Creates a secret for the client, its digest for the configuration and, with a name, the token's line in the file. */
-function makeToken(name?: string) {
+function makeToken(name?: string): Output {
   if (name !== undefined) checkTokenName(name);
   const secret = randomBytes(32).toString('base64url'); // letters, digits, - and _: no client's encoding changes them
   const digest = `sha256:${digestOf(secret)}`;
-  const row = name === undefined ? '' : `\n"${name}": { "secret": "${digest}" }`;
-  return `secret  ${secret}\ndigest  ${digest}${row}`;
+  const said = `secret  ${secret}\ndigest  ${digest}`;
+  if (name === undefined) return { said };
+  const remark =
+    `gateway: nothing in this line confines the token; add ${name} RECIPIENT… makes one that is confined\n`;
+  return { said: `${said}\n"${name}": { "secret": "${digest}" }`, remark };
 }
 
 /**
@@ -6832,6 +6837,10 @@ function describeToken(token: Token) {
       ? [
         'its message has "{%", "${" or single braces, which are sent as they stand; write {{name}}, or {{#name}} … {{/name}}',
       ]
+      : []),
+    // Only here: such a token may be meant, and a warning at each start would teach its owner to read over warnings.
+    ...(token.digest && acts && !token.senders && !token.recipients
+      ? ['nothing confines it: it may send from any account to anyone']
       : []),
     ...(hasExample ? ['+1555… is a number of the examples; write your own'] : []),
   ].map((warning) => `    warning      ${warning}`);

@@ -497,15 +497,30 @@ suite('config', SIDE_BY_SIDE, () => {
     }
   });
 
-  test('a token that has expired is a warning when the gateway starts, and on reload', async (t) => {
+  test('a token that has expired, or does so within 14 days, is a warning when the gateway starts, on reload, and in --check', async (t) => {
     const old = { old: { secret: SECRET, expires: '2020-01-01' } };
-    const fresh = { new: { secret: OTHER, expires: '2020-01-03' } };
+    const fresh = { new: { secret: OTHER, expires: '2020-01-16' } };
+    const due = { due: { secret: OTHER, expires: '2020-01-15' } };
     const { gateway } = await startBoth(t, { tokens: { ...old, ...fresh } }, { now: () => Date.parse('2020-01-02') });
     gateway.reload({ tokens: old });
     gateway.reload({ tokens: fresh });
+    gateway.reload({ tokens: due });
     const warning = 'the token "old" has expired';
-    const wanted = [['listening', 'warn', warning], ['reloaded', 'warn', warning], ['reloaded', 'info', undefined]];
+    const wanted = [
+      ['listening', 'warn', warning],
+      ['reloaded', 'warn', warning],
+      ['reloaded', 'info', undefined],
+      ['reloaded', 'warn', 'the token "due" expires soon: 2020-01-15T23:59:59.999Z'],
+    ];
     assert.deepEqual(logLines(gateway.log).map(({ message, level, warning }) => [message, level, warning]), wanted);
+    const expires = new Date(Date.now() + 7 * 86_400_000).toISOString();
+    const { code, stdout } = await cli([
+      '--check',
+      '--config',
+      fileWith(t, { tokens: { soon: { secret: SECRET, expires } } }),
+    ]);
+    assert.equal(code, 0);
+    assert.match(stdout, /^warning: the token "soon" expires soon: \d{4}-/m);
   });
 
   test('what stands in an entry of tokens belongs to the secret, quotes too; the digest of nothing is refused everywhere', (t) => {
