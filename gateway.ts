@@ -819,6 +819,13 @@ function tooLarge(limitBytes: number, isForMessage = false) {
   return withDetail('body_too_large', detail);
 }
 
+/** @param owner whose `clients` lack the address, for the log. */
+const clientNotAllowed = (owner: string) =>
+  new Problem('client_not_allowed', undefined, {
+    logged:
+      `The address that "client" says is not in the "clients" of ${owner}. If it is a proxy's, set "trustedProxies".`,
+  });
+
 /** @param detail the whole sentence. */
 const badJson = (detail: string) => withDetail('bad_json', detail);
 
@@ -1823,7 +1830,7 @@ async function handle(exchange: Exchange, isUpgrade: boolean) {
     exchange.route = target.route?.template ?? maskPath(target.segments);
 
     // Before the credential, so that an address which no token accepts costs neither a hash nor a byte of the body.
-    if (!rules.all.some(({ clients }) => addressAllowed(clients, client))) throw new Problem('client_not_allowed');
+    if (!rules.all.some(({ clients }) => addressAllowed(clients, client))) throw clientNotAllowed('any token');
 
     // In the order header, path, query; if these have no credential and a token accepts `auth`, the head of the body.
     exchange.credential = findCredential(req, target) ?? await body.readCredential();
@@ -2222,9 +2229,9 @@ function parseAuthorization(value: string): Credential {
  * not reveal how much of the secret was right. Wrong credentials from an address never block a valid one, so no client
  * can lock others out.
  */
-function identify({ core, rules, credential, client }: Exchange) {
+function identify({ core, rules, credential, client, target }: Exchange) {
   if (rules.anonymous) return rules.anonymous;
-  if (!credential) throw new Problem('unauthorized', 'no_credential');
+  if (!credential) throw new Problem('unauthorized', 'no_credential', { logged: tellMisnamed(target!) });
   const token = rules.tokens.get(digestOf(credential.secret ?? '')); // no token has the digest of ''
   const reason = token || !isDigest(rules, credential) ? faultOfToken(token, credential, core.now()) : 'digest';
   if (token && !reason) return token;
@@ -2237,7 +2244,17 @@ function identify({ core, rules, credential, client }: Exchange) {
   });
 }
 
-/** Why a token is refused that has expired. For the log only, like all that follows. */
+/** What is wrong with a query that has a token under another name. For the log only, like all that follows. */
+function tellMisnamed({ parameters }: Target) {
+  const [name] = parameters.map(([name]) => name.toLowerCase()).filter((name) => OTHER_NAMES.includes(name));
+  return name &&
+    `The query has "${name}", which is no credential: the parameter is "@auth", and "methods" must have query.`;
+}
+
+/** What other programs call the parameter of a token. */
+const OTHER_NAMES = 'auth token access_token api_key apikey key secret password'.split(' ');
+
+/** Why a token is refused that has expired. */
 function tellExpiry({ expires }: Token) {
   const [day] = new Date(expires).toISOString().split('T');
   return `The token expired on ${day}: give it a later date in "expires", or make a new one.`;
@@ -2397,26 +2414,44 @@ function isLocalName(host: string, cors: ReadonlySet<string>) {
 function refusalOfEndpoint(token: Token, target: Target, client?: string) {
   const { senders, recipients } = token;
   const { method, route, segments } = target;
-  if (client !== undefined && !addressAllowed(token.clients, client)) return new Problem('client_not_allowed');
+  if (client !== undefined && !addressAllowed(token.clients, client)) return clientNotAllowed('this token');
   const grant = findGrant(token, target);
   if (!grant) return refusalOfRoute(token, target);
 
   // The gateway does not know which account and recipients an unknown route uses, such as that of a plugin.
   const isKnown = route && route.parts.at(-1) !== '*';
   if (!isKnown && (senders || recipients)) {
-    return new Problem('endpoint_not_allowed', 'unknown_route_for_confined_token');
+    return withDetail(
+      'endpoint_not_allowed',
+      'The gateway does not know this endpoint, so only a token without "senders", "recipients" and "defaults" may use it.',
+      'unknown_route_for_confined_token',
+    );
   }
   const parameter = (name: string) => segments[route?.parts.indexOf(name) ?? -1];
   const account = parameter(':number');
   if (senders && account !== undefined && !senders.has(account)) return new Problem('sender_not_allowed');
   // A route without an account shows the data of all accounts, such as all attachments, so a pattern must name it.
   const showsAll = account === undefined && !declares(route, 'no-account');
-  if (senders && showsAll && grant !== 'named') return new Problem('endpoint_not_allowed', 'route_without_account');
+  if (senders && showsAll && grant !== 'named') {
+    return withDetail(
+      'endpoint_not_allowed',
+      `This endpoint shows the data of all accounts, and this token may not use all of them: only "${
+        patternOf(route!)
+      }" in its "allow" opens it.`,
+      'route_without_account',
+    );
+  }
   // A new member, or a link to join, opens the group to persons who are not among the recipients, so a pattern must
   // name the route.
   const isGroupChange = method !== 'GET' && !declares(route, 'same-members');
   if (recipients && isGroupChange && grant !== 'named') {
-    return new Problem('endpoint_not_allowed', 'group_change_not_named');
+    return withDetail(
+      'endpoint_not_allowed',
+      `This endpoint can let others into a group, and this token may not send to everyone: only "${
+        patternOf(route!)
+      }" in its "allow" opens it.`,
+      'group_change_not_named',
+    );
   }
 
   // The `numbers` of a search become arguments of signal-cli, like numbers in a body.
@@ -2461,18 +2496,31 @@ function patternMatches({ method, parts }: Pattern, { method: wanted, segments, 
   });
 }
 
+/** The pattern that names a route in an allowlist. */
+function patternOf({ method, template }: Route) {
+  return `${method} ${template}`;
+}
+
 /** A further sentence of a 405 for GET /v2/send. */
 const SEND_BY_GET = ' To send by GET, a token needs "GET /v2/send" in its "allow", and "defaults" or "message".';
 
-/** The sentence of a 404 if a client appends a path to an address that has one. */
-const TWICE_HINTS: Hints = [
+/** The sentence of a 404 if a client's address has a wrong path. */
+const PATH_HINTS: Hints = [
+  [/^\/$/, 'The address has no path; to send a message, POST to /v2/send.'],
   [/\/v2\/send\/.*v2\/send$/, 'The address has /v2/send twice; remove one of them.'],
   [/\/v2\/send\/v[12]\/./, 'This client appends the path itself: give it the address without /v2/send.'],
+  [/.\/v2\/send$/, 'The address has a path before /v2/send; remove it.'],
 ];
 
 /** The problem for a target that is not on an allowlist. Setup comes first, so that it does not reveal its routes. */
 function refusalOfRoute({ allow }: Token, { method, route, segments, isSendByGet }: Target) {
-  if (SETUP_PREFIXES.has(prefixOf(segments)) && !allow.groups.has('setup')) return new Problem('setup_blocked');
+  if (SETUP_PREFIXES.has(prefixOf(segments)) && !allow.groups.has('setup')) {
+    // Never the word "setup": it opens far more than this client needs.
+    const advice = `, or name it in "allow": "${route && patternOf(route)}".`;
+    return new Problem('setup_blocked', undefined, {
+      logged: route && PROBLEMS.setup_blocked[1].replace(/\.$/, advice),
+    });
+  }
   if (route && !isSendByGet) {
     return withDetail(
       'endpoint_not_allowed',
@@ -2481,7 +2529,7 @@ function refusalOfRoute({ allow }: Token, { method, route, segments, isSendByGet
   }
   const routes = ROUTES.filter(({ parts }) => partsMatch(parts, segments));
   if (routes.length === 0) {
-    const sentence = hintFor(TWICE_HINTS, `/${segments.join('/')}`);
+    const sentence = hintFor(PATH_HINTS, `/${segments.join('/')}`);
     return sentence ? withDetail('unknown_endpoint', sentence) : new Problem('unknown_endpoint');
   }
   const methods = [...new Set(routes.map(({ method }) => method))];
@@ -2520,7 +2568,9 @@ class RateLimiter {
 /** Counts a request against its token's rate, even if it fails later. */
 function takeRate(core: Core, token: Token) {
   const retryAfterMs = token.rate ? core.rateLimiter.take(token.name, token.rate, core.now()) : 0;
-  if (retryAfterMs > 0) throw new Problem('rate_limited', undefined, { retryAfterMs });
+  if (retryAfterMs <= 0) return;
+  const logged = `The rate ${token.rate!.written} is used up; again in ${Math.ceil(retryAfterMs / 1000)} s.`;
+  throw new Problem('rate_limited', undefined, { retryAfterMs, logged });
 }
 
 // #endregion
@@ -2782,7 +2832,9 @@ class RequestBody {
     const { core: { stallTimeoutMs }, req, res, token } = exchange;
     if (exchange.bytesIn === 0) {
       const encoding = req.headers['content-encoding'] ?? 'identity';
-      if (!/^[ \t]*identity[ \t]*$/i.test(encoding)) throw new Problem('unsupported_encoding');
+      if (!/^[ \t]*identity[ \t]*$/i.test(encoding)) {
+        throw withDetail('unsupported_encoding', PROBLEMS.unsupported_encoding[1]);
+      }
       if (req.headers.expect?.toLowerCase() === '100-continue' && req.httpVersion === '1.1') res.writeContinue();
     }
     if (this.#owedBytes <= 0) {
@@ -3497,7 +3549,8 @@ function refusalOfRecipient({ recipients }: Token, value: string) {
   if (!recipients || recipients.has(value) || (kind === 'a group' && recipients.has('group.*'))) return undefined;
   const detail = `This token may not send to one of these recipients: ${kind} that is not on its list ` +
     '("recipients", or else those in "defaults").';
-  const hint = kind === 'a phone number' ? hintForNumber(value) : '';
+  const ofGroup = kind === UNKNOWN_KIND ? ' A group is written as its id, "group.…", not as its name.' : '';
+  const hint = kind === 'a phone number' ? hintForNumber(value) : ofGroup;
   return withDetail('recipient_not_allowed', detail + hint);
 }
 
@@ -3506,11 +3559,13 @@ function hintForNumber(value: string) {
   return NUMBER.test(value) ? '' : ' Write a phone number as "+" and digits only, such as +4915112345678.';
 }
 
+const UNKNOWN_KIND = 'one of no known kind (phone number, user name such as name.01, UUID, group)';
+
 /** The kind of a recipient, for messages. The backend takes anything else for a user name. */
 function kindOf(value: string) {
   if (value.startsWith('group.')) return 'a group';
   if (/^\+?[\d ()./-]+$/.test(value)) return 'a phone number';
-  if (!PERSON.test(value)) return 'one of no known kind (phone number, user name such as name.01, UUID, group)';
+  if (!PERSON.test(value)) return UNKNOWN_KIND;
   return value.includes('.') ? 'a user name' : 'a UUID';
 }
 
