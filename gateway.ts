@@ -2940,6 +2940,8 @@ async function readMessage(exchange: Exchange, body: RequestBody) {
   return bytes;
 }
 
+const NO_LIST = 'The body is a list; a webhook must be one JSON object, because a template cannot read a list.';
+
 /**
  * The payload of a body. The first step that fits decides. The Content-Type alone cannot, because curl -d and wget
  * declare everything a form, and many clients declare JSON as something else.
@@ -2949,6 +2951,8 @@ function readPayload(token: Token, body: Buffer, contentType = '') {
   const isDeclaredJson = /^application\/json$|\+json$/.test(type);
   const isFormOrUndeclared = /^(?:application\/x-www-form-urlencoded)?$/.test(type);
   const text = body.toString();
+  const isList = /^\s*\[/.test(text);
+  if (isDeclaredJson && isList) throw badJson(NO_LIST);
   if (isDeclaredJson || BEGINS_OBJECT.test(text)) return readJson(body);
   if (type === 'multipart/form-data') return readFields(readMultipart(body, contentType), token);
   if (!isUtf8(body)) throw badJson('The body is not JSON, a form or UTF-8 text.');
@@ -2956,10 +2960,10 @@ function readPayload(token: Token, body: Buffer, contentType = '') {
     const form = text.trim(); // a form from a file may begin with a byte order mark or end with a line feed
     if (looksLikeForm(token, form)) return readForm(form, token);
     if (isWrappedJson(form)) {
-      throw badJson(
+      const advice =
         'The body is JSON within a quote or a bracket: leave that out (in cmd.exe, write "{\\"message\\": …}"). ' +
-          'With "Content-Type: text/plain" it is sent unchanged.',
-      );
+        'With "Content-Type: text/plain" it is sent unchanged.';
+      throw badJson(isList && token.message ? NO_LIST : advice);
     }
   }
   return readFields([['message', cutText(cleanText(text))]], token);
@@ -3151,17 +3155,21 @@ function buildMessage(token: Token, payload: JsonObject) {
   const missing = needed.filter((name) => isBlank(message[name]));
   if (missing.length === 0) return message;
   const keys = Object.keys(payload).map((key) => MESSAGE_FIELDS.includes(key) ? `"${key}"` : showValue(key, '…'));
+  const shown = `${joinFirst(keys, ', ')}${keys.includes('…') ? ' (… is a name of 16 characters or more)' : ''}`;
   const reason = `no_${missing.join(',no_')}`;
   if (keys.length === 0) {
     const detail = 'The body has no field but "auth", or none; post the message as text, as a form, or as JSON.';
     throw withDetail('bad_field', detail, reason);
   }
-  const lack = `The send would lack ${missing.join(' and ')}`;
-  const advice =
-    'Set what the webhook lacks in the token\'s "defaults", or in its "message" template if that found nothing in these keys.';
+  const others = missing.filter((name) => name !== 'message').join(' and ');
+  const ofText = template
+    ? "The token's template finds nothing in this body; correct its names. "
+    : 'This body has no text in "message"; give the token a template, such as "message": "{{eventType}}". ';
+  const ofOthers = `The send lacks ${others}; set this in the token's "defaults". `;
+  const sentences = (missing.includes('message') ? ofText : '') + (others && ofOthers);
   throw new Problem('bad_field', reason, {
-    detail: `${lack}; the body's top-level keys are ${joinFirst(keys, ', ')}. ${advice}`,
-    logged: `${lack}; the response lists the body's top-level keys. ${advice}`,
+    detail: `${sentences}The body's top-level keys are ${shown}.`,
+    logged: `${sentences}The response lists the body's top-level keys.`,
   });
 }
 

@@ -293,7 +293,12 @@ suite('command-line', SIDE_BY_SIDE, () => {
     }
     const laid = (fields: object): string => JSON.stringify({ message: 'x', ...fields });
     const rows: [number, string, string, RegExp][] = [
-      [1, 'hook', '{"a":1}', /^The send would lack message; the body's top-level keys are "a"\. .*\n$/],
+      [
+        1,
+        'hook',
+        '{"a":1}',
+        /^The token's template finds nothing in this body; correct its names\. The body's top-level keys are "a"\.\n$/,
+      ],
       [1, 'text', laid({ recipients: [STRANGER] }), /^This token may not send to .*: a phone number .*\.\n$/],
       [
         1,

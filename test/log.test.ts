@@ -124,6 +124,7 @@ suite('log', SIDE_BY_SIDE, () => {
 
   const DIGEST = createHash('sha256').update(SECRET).digest('hex');
   const HOOK = { defaults: DEFAULTS, message: '{{text}}' };
+  const NO_LIST = 'The body is a list; a webhook must be one JSON object, because a template cannot read a list.';
   const MAIN = tokens({ recipients: [TO], senders: [FROM], allow: ['send'] }, HOOK);
   const NO_TOKEN =
     'The request has no token where one is looked for: in the header Authorization, in the field "auth" of the body, or, if "methods" has path or query, as /@auth=TOKEN/ or ?@auth=TOKEN in the URL. A program that drops "api:TOKEN@" from its URL needs one of these.';
@@ -173,7 +174,9 @@ ${
     none | Origin: https://x.example → 401 unauthorized | reason=origin_not_listed | detail=A page of this origin may use the gateway once "cors" has the origin.
     * bearer ${OTHER}
     '\x27{message:x}\x27' → 400 bad_json | detail=The body is JSON within a quote or a bracket: leave that out (in cmd.exe, write "{\"message\": …}"). With "Content-Type: text/plain" it is sent unchanged.
-    {"private":"x"} → 400 bad_field | "top-level keys are \"private\"" | detail=The send would lack message; the response lists the body's top-level keys. Set what the webhook lacks in the token's "defaults", or in its "message" template if that found nothing in these keys.
+    {"private":"x"} → 400 bad_field | "top-level keys are \"private\"" | detail=The token's template finds nothing in this body; correct its names. The response lists the body's top-level keys.
+    [{"text":"x"}] | Content-Type: application/json → 400 bad_json | detail=${NO_LIST}
+    [{"text":"x"}] → 400 bad_json | detail=${NO_LIST}
     {"text":"x","Recipients ":"x"} → 400 bad_field | "The field \"Recipients \" is not" | detail=The field "recipients" is not a field of a send; a send has "number", "recipients" and "base64_attachments".`;
 
   test('a log line names twenty tokens, and has the number of the others', async (t) => {
