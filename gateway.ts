@@ -1533,9 +1533,13 @@ function certificateWarnings({ certificate }: Rules, nowMs: number) {
 }
 
 /** Logs the rules that are now in force, as a warning if there is anything to warn about. */
-function logRules({ rules, atStart, now, log }: Core, message: string, more: object) {
+function logRules(
+  { rules, atStart, now, log }: Core,
+  message: string,
+  more: { listen?: string; needsRestart?: string | undefined },
+) {
   const warnings = warningsOf(rules, atStart, now());
-  log(warnings.length > 0 ? 'warn' : 'info', message, {
+  log(warnings.length > 0 || more.needsRestart ? 'warn' : 'info', message, {
     ...more,
     backend: rules['backend.url'].name,
     tokens: rules.tokens.size,
@@ -5212,6 +5216,7 @@ function hintForSyntax(text: string, at: number) {
     return '; YAML is not read, write JSON';
   }
   if (at >= text.trimEnd().length) return '; a closing quote, bracket or brace is missing';
+  if (text[at] === '{' && /[{,]\s*$/.test(text.slice(0, at))) return '; leave out the outer braces of what was pasted';
   const [quote] = /^.?([\u2018-\u201f\u00ab\u00bb'])/su.exec(text.slice(Math.max(0, at - 1)))?.slice(1) ?? [];
   if (quote) return `; ${quote} is no quote of JSON, write "`;
   return /^.?(?:#|\/[/*])/s.test(text.slice(Math.max(0, at - 1))) ? '; JSON has no comments' : '';
@@ -5530,9 +5535,9 @@ function editDistance(a: string, b: string) {
 }
 
 /** Makes a reader of one of these words. */
-function wordOf<T extends string>(words: readonly T[]) {
+function wordOf<T extends string>(words: readonly T[], hints?: Hints) {
   const expected = words.length > 2 ? `one of ${words.join(', ')}` : words.join(' or ');
-  return scalarOf(expected, (text) => words.find((word) => word === text), [], words);
+  return scalarOf(expected, (text) => words.find((word) => word === text), hints, words);
 }
 
 /** Makes a reader of texts. A text that `isRight` is kept as it is. */
@@ -5897,6 +5902,11 @@ const TOKEN_ENTRY = /^(?:(?<name>[A-Za-z0-9][\w.-]{0,63})=)?(?<secret>.*)$/s;
 function readTokenObject(value: unknown, mistakes: Mistakes) {
   ensure(isObject(value), 'must be an object from name to settings, such as {"home": {"secret": …}}');
   return membersOf(value).map(([name, config], i) => {
+    const hasSecret = isObject(config) && ('secret' in config || 'secretFile' in config);
+    if (Object.hasOwn(TOKEN_READERS, name) && !hasSecret) {
+      mistakes.add(`[${i}]`, `"${name}" stands beside the tokens; move it into the braces of its token`);
+      return { name };
+    }
     mistakes.collect(`[${i}]`, () => checkTokenName(name));
     // In { "SECRET": "phone" } the secret stands as the name, so the message gives the position.
     const at = isObject(config) ? placeOf(name, i) : `[${i}]`;
@@ -6169,6 +6179,13 @@ recipients  ${recipients.join(',')}`
   },
 };
 
+/** By the word of `--for`, where the nearest one would not be found. */
+const CLIENT_HINTS: Hints = [
+  [/^kuma$/i, 'did you mean "uptime-kuma"?'],
+  [/^(?:ha|hass|hassio)$/i, 'did you mean "home-assistant"?'],
+  [/^(?:curl|bash|shell|cron|python|powershell)$/i, 'did you mean "script"?'],
+];
+
 /**
  * Makes a token, and puts it into the file.
  * @returns what its owner needs to know, with the secret, which is shown this once.
@@ -6177,7 +6194,12 @@ recipients  ${recipients.join(',')}`
 async function addToken({ file, env, flags }: Where, name: string, words: readonly string[]) {
   ensure(!/^(?:\+|group\.)/.test(name), "the token's name comes before its recipients: add NAME RECIPIENT…");
   checkTokenName(name);
-  const kind = attempt(() => wordOf(Object.keys(CLIENTS))(flags.for ?? 'script'), ({ message }) => `--for: ${message}`);
+  const readKind = wordOf(Object.keys(CLIENTS), CLIENT_HINTS);
+  const others = 'a device, or another program that sends by itself, is a webhook';
+  const kind = attempt(
+    () => readKind(flags.for ?? 'script'),
+    ({ message }) => `--for: ${message}${message.includes(';') ? '' : `; ${others}`}`,
+  );
   const client = CLIENTS[kind]!;
   const isSender = client.names !== undefined;
   const isListing = isSender && words.length === 0;
@@ -6212,6 +6234,8 @@ async function addToken({ file, env, flags }: Where, name: string, words: readon
   const line = client.line({ ...address, secret, number, recipients: ids, sends: sendsTo(ids) });
   const advice = address.host.startsWith('HOST')
     ? '\n\nHOST stands for the name or address by which the client reaches this gateway.'
+    : settings.listen.isLocal
+    ? '\n\nA client on another machine needs this machine\'s address there, and "listen" must be ":PORT".'
     : '';
   const shown = resolve(file);
   let owner;
@@ -6232,7 +6256,9 @@ async function addToken({ file, env, flags }: Where, name: string, words: readon
   const may = isSender ? `may send from ${number} to ${persons}` : 'may read the metrics';
   const force = before === undefined
     ? 'The file is new: start the gateway with it, or start it again.'
-    : `A gateway that runs with this file accepts it in ${Math.ceil((WATCH_MS + SETTLE_MS) / 1000)} s.`;
+    : `A gateway that runs with this file accepts it in ${
+      Math.ceil((WATCH_MS + SETTLE_MS) / 1000)
+    } s; a systemd unit or a container has a copy: restart it.`;
   const trial = isSender ? `\nThe command "test ${name}" sends a message as it would.` : '';
   return `"${name}" is in ${shown}${owner}: it ${may}.\n${force}${trial}\n\n${line}${advice}`;
 }
@@ -6578,6 +6604,8 @@ const SEND_HINTS: Hints = [
 async function testToken(settings: Settings, name: string, word: string | undefined, from: string | undefined) {
   const token = findToken(settings, name);
   if (token.expires <= Date.now()) throw new Failure(`the token "${name}" has expired`);
+  const readsMetrics = token.allow.written.every((word) => word === 'metrics' || word === 'GET /metrics');
+  ensure(!readsMetrics, `the token "${name}" only reads metrics, so there is nothing to test`);
   checkSendRoute(token);
   const [ofList] = token.senders ?? [];
   const number = from === undefined ? token.defaults?.number ?? ofList : from;
@@ -6589,14 +6617,15 @@ async function testToken(settings: Settings, name: string, word: string | undefi
   if (word !== undefined) checkWord(word, 0);
   const account = await findAccount(settings, number);
   const recipients = word === undefined ? own : (await findRecipients(settings, account, [word])).map(({ id }) => id);
-  const body = checkMessage(token, { message: 'Test of the gateway', ...token.defaults, number: account, recipients });
+  const message = 'Test of the gateway';
+  const body = checkMessage(token, { message, ...token.defaults, number: account, recipients });
   const { status, text } = await askBackendFor(settings, '/v2/send', { method: 'POST', body }, TIMER_LIMIT_MS);
   const said = `from ${account} to ${joinFirst(recipients, ', ')}: the backend answers ${status} ${showAnswer(text)}`;
   // Newer backends answer 201 although some recipients got nothing, and name them in "errors".
   const [first] = [readAnswer(text)].flat();
   const isSent = status === 201 && isObject(first) && first.errors === undefined;
   if (!isSent) throw new Failure(`${said}${adviceFor(SEND_HINTS, said) || hintForAnswer(status, text)}`);
-  return said;
+  return `${said}\nLook at the phone: it shows "${message}".`;
 }
 
 // #endregion
@@ -6716,7 +6745,7 @@ const COMMAND_HINTS: Hints = [
 
 /** By the code of the error with which the port could not be opened. */
 const PORT_HINTS: Hints = [
-  [/^EADDRINUSE$/, 'use another port with --listen HOST:PORT'],
+  [/^EADDRINUSE$/, 'does the demo or another gateway still run? Stop it, or use another port with --listen HOST:PORT'],
   // UNTIL Deno has EADDRNOTAVAIL for an address of another machine: Deno 2.9 has EINVAL (test "a port that cannot be").
   [
     /^(?:EADDRNOTAVAIL|ENOTFOUND|EAI_AGAIN|EINVAL)$/,

@@ -127,11 +127,17 @@ suite('command-line', SIDE_BY_SIDE, () => {
       assert.deepEqual(ended, await cli(args, given));
       assert.deepEqual([ended.code, ended.stdout !== '', ended.stderr !== ''], [code, code === 0, code !== 0]);
       if (code === 1) {
-        assert.match(ended.stderr, /^gateway: cannot run: .*in use.*; use another port with --listen HOST:PORT\n$/);
+        assert.match(
+          ended.stderr,
+          /^gateway: cannot run: .*in use.*; does the demo or another gateway still run\? Stop it, or use another port with --listen HOST:PORT\n$/,
+        );
       }
     }
     const demo = await cli(['--demo', '--listen', `${host}:${port}`]);
-    assert.match(demo.stderr, /in use.*; use another port with --listen HOST:PORT\n$/);
+    assert.match(
+      demo.stderr,
+      /in use.*; does the demo or another gateway still run\? Stop it, or use another port with --listen HOST:PORT\n$/,
+    );
   });
 
   test('bad usage and bad configuration exit with 2 and the reason on standard error, without a secret', async () => {
