@@ -4435,7 +4435,7 @@ class Gate {
         this.#failure = undefined;
         this.openings++;
         for (const exchange of this.#waiting.sort((a, b) => a.readyMs - b.readyMs)) exchange.wake();
-        this.#log(core, rules, 'the backend is reachable again', failure);
+        this.#log(core, rules, 'the backend is reachable again', { after: failure?.reason });
       } catch (error) {
         if (error instanceof Problem) this.#failure = error;
       }
@@ -4443,11 +4443,11 @@ class Gate {
     this.#isProbing = false;
   }
 
-  #log(core: Core, rules: Rules, message: string, failure = this.#failure) {
+  #log(core: Core, rules: Rules, message: string, why: object = { reason: this.#failure?.reason }) {
     const isWaiting = ({ upstream, gateWaitMs, uploadBytes, stage }: Exchange) =>
       upstream.gate === this && gateWaitMs > 0 && uploadBytes === 0 && (stage === 'waiting' || stage === 'sending');
     const waiting = core.running.filter(isWaiting).length;
-    core.log('warn', message, { backend: rules['backend.url'].url.origin, reason: failure?.reason, waiting });
+    core.log('warn', message, { backend: rules['backend.url'].url.origin, ...why, waiting });
   }
 }
 
@@ -5718,13 +5718,23 @@ function readFile(path: unknown, missing = '') {
   const user = uid === undefined ? '' : ` by user ${uid}`;
   const explain = ({ code, name }: NodeJS.ErrnoException) => {
     const shown = showPath(path);
-    const advice = adviceFor(READ_HINTS, code ?? '');
+    const ofRoot = code === 'EACCES' && ownerOf(path) === 0 ? '; outside of a container, try sudo' : '';
+    const advice = adviceFor(READ_HINTS, code ?? '') + ofRoot;
     if (code !== 'ENOENT') return `${shown} cannot be read${user} (${code ?? name})${advice}`; // Deno's NotCapable has no code
     if (shown === path) return `${resolve(path)} does not exist${missing}`;
     return `the file does not exist${isAbsolute(path) ? '' : ` in ${process.cwd()}`}${missing}`;
   };
   FILES_READ.set(path, stampOf(path)); // first: a change from here on is noticed
   return attempt(() => readFileSync(path, 'utf8'), explain);
+}
+
+/** The user to whom a file belongs, if that can be looked up. */
+function ownerOf(path: string) {
+  try {
+    return statSync(path).uid;
+  } catch {
+    return undefined;
+  }
 }
 
 /** By the code of the error with which a file could not be read. */
@@ -6081,6 +6091,8 @@ interface Client {
   methods: AuthMethod[];
   /** Whether its sends name account and recipients, or get them from `defaults`. Absent if it never sends. */
   names?: 'itself' | 'by defaults';
+  /** Whether it answers the people who write to it, by their UUIDs. */
+  repliesToUuids?: true;
   /** What its owner copies into the client. */
   line: (parts: LineParts) => string;
 }
@@ -6165,6 +6177,7 @@ recipients  ${recipients.join(',')}`
     allow: ['messaging', 'info'],
     methods: ['bearer', 'basic'],
     names: 'itself',
+    repliesToUuids: true,
     line: ({ host, secret }) => `signal_service: "${host}"\nauth: {type: bearer, token: ${secret}}`,
   },
   'prometheus': {
@@ -6223,6 +6236,7 @@ async function addToken({ file, env, flags }: Where, name: string, words: readon
   const recipients = await findRecipients(settings, number, words);
   const ids = recipients.map(({ id }) => id);
   if (client.names === 'by defaults') checkOneSend(ids);
+  const uuids = client.repliesToUuids ? await findUuids(settings, number, ids) : [];
   const lists = client.names === 'itself'
     ? { senders: [number], recipients: ids }
     : { defaults: { number, recipients: ids } };
@@ -6260,7 +6274,8 @@ async function addToken({ file, env, flags }: Where, name: string, words: readon
       Math.ceil((WATCH_MS + SETTLE_MS) / 1000)
     } s; a systemd unit or a container has a copy: restart it.`;
   const trial = isSender ? `\nThe command "test ${name}" sends a message as it would.` : '';
-  return `"${name}" is in ${shown}${owner}: it ${may}.\n${force}${trial}\n\n${line}${advice}`;
+  const reply = uuids.length > 0 ? `\nA bot replies to UUIDs: add ${joinFirst(uuids, ', ')} to its "recipients".` : '';
+  return `"${name}" is in ${shown}${owner}: it ${may}.\n${force}${trial}${reply}\n\n${line}${advice}`;
 }
 
 /** What a new file contains before its first token: the backend, if its address was given. */
@@ -6455,6 +6470,16 @@ async function findRecipients(settings: Settings, number: string, words: readonl
   const groups = words.every(isRecipient) ? [] : await listGroups(settings, number);
   const found = words.map((word, i) => isRecipient(word) ? { id: word, title: '' } : findGroup(groups, word, i));
   return [...new Map(found.map((each) => [each.id, each])).values()];
+}
+
+/** The UUIDs of phone numbers, if the backend knows them: it may be down, or not know these persons. */
+async function findUuids(settings: Settings, number: string, ids: readonly string[]) {
+  if (!ids.some((id) => NUMBER.test(id))) return [];
+  const contacts = await listContacts(settings, number).catch(() => []);
+  return contacts.filter((contact) => ids.includes(String(contact.number)))
+    .map(({ number, uuid }) => ({ number, uuid: String(uuid) }))
+    .filter(({ uuid }) => PERSON.test(uuid) && !ids.includes(uuid))
+    .map(({ number, uuid }) => `${uuid} (${number})`);
 }
 
 /** Refuses a word that is meant as a recipient, but is not written as one. */

@@ -618,6 +618,35 @@ suite('add', SIDE_BY_SIDE, () => {
     assert.deepEqual(beside(file), ['gateway.json']);
   });
 
+  test("a file of root's that another user may not read has the advice for a container and for a machine", {
+    skip: !isRoot && 'needs root',
+  }, async (t) => {
+    const file = fileWith(t, {});
+    chmodSync(file, 0o600);
+    chmodSync(dirname(file), 0o755);
+    const { code, stderr } = await runAsNobody(t, ['--config', file, '--check']);
+    assert.equal(code, 2);
+    assert.match(stderr, /\(EACCES\); let this user read it: chown or chmod; outside of a container, try sudo\n$/);
+    chownSync(file, 1234, 1234);
+    const other = await runAsNobody(t, ['--config', file, '--check']);
+    assert.match(other.stderr, /\(EACCES\); let this user read it: chown or chmod\n$/);
+  });
+
+  test("a bot's owner is told which UUIDs its recipients have, where the backend knows them", async (t) => {
+    const contacts = [{ number: TO, uuid: UUID }, { number: THIRD, uuid: 'x' }, { number: STRANGER, uuid: UUID }];
+    const { url, asked } = await startKnowing(t, { [`GET /v1/contacts/${FROM}`]: contacts });
+    const outputOf = async (client: string, ...ids: string[]) => {
+      const words = ['x', ...ids, '--from', FROM, '--for', client];
+      return (await add(fileWith(t, { backend: { url } }), words)).stdout;
+    };
+    const hint = `\nA bot replies to UUIDs: add ${UUID} (${TO}) to its "recipients".\n`;
+    assert.ok((await outputOf('bot', TO, THIRD)).includes(hint), hint);
+    assert.deepEqual(asked, [`GET /v1/contacts/${FROM}`]);
+    for (const [client, ...ids] of [['bot', TO, UUID], ['bot', GROUP], ['script', TO]] as const) {
+      assert.ok(!(await outputOf(client, ...ids)).includes('UUIDs'), client);
+    }
+  });
+
   test(
     'the owner of a file stays: root leaves it to them, and anyone else does not take it',
     { skip: !isRoot && 'needs root' },
