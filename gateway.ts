@@ -669,7 +669,7 @@ const TUNNEL_SWEEP_MS = 30_000;
 /** How long a WebSocket, or a connection to the backend, may be silent before TCP probes its peer. */
 const SILENCE_MS = 30_000;
 
-/** How long before its own certificate expires the gateway warns, at start and on reload. */
+/** How long before a token or its own certificate expires the gateway warns, at start and on reload. */
 const RENEWAL_MS = 14 * 86_400_000;
 
 /** How long a browser may remember a preflight. The requests that follow are still checked. */
@@ -771,6 +771,8 @@ type ProblemDetails = {
   detail?: string;
   /** For the log only: without what a client wrote, or with what only the owner of this machine may know. */
   logged?: string | undefined;
+  /** For the log only: the name of a token that was refused, although its secret is right. */
+  token?: string | undefined;
   retryAfterMs?: number;
   allow?: string[];
   syntax?: { why: string; atByte: number };
@@ -816,6 +818,13 @@ function tooLarge(limitBytes: number, isForMessage = false) {
     : `${most} here.`;
   return withDetail('body_too_large', detail);
 }
+
+/** @param owner whose `clients` lack the address, for the log. */
+const clientNotAllowed = (owner: string) =>
+  new Problem('client_not_allowed', undefined, {
+    logged:
+      `The address that "client" says is not in the "clients" of ${owner}. If it is a proxy's, set "trustedProxies".`,
+  });
 
 /** @param detail the whole sentence. */
 const badJson = (detail: string) => withDetail('bad_json', detail);
@@ -1499,6 +1508,8 @@ function warningsOf(rules: Rules, { listen }: AtStart, nowMs: number) {
     ...(rules.anonymous ? [openWarning] : []),
     ...rules.warnings,
     ...ofTokens('has expired', ({ expires }) => expires <= nowMs),
+    ...all.filter(({ expires }) => expires > nowMs && expires <= nowMs + RENEWAL_MS)
+      .map(({ name, expires }) => `the token "${name}" expires soon: ${new Date(expires).toISOString()}`),
     ...ofTokens(
       'has a secret of 64 hexadecimal digits; if that is a digest, write "sha256:" before it',
       ({ isHex }) => isHex,
@@ -1522,9 +1533,13 @@ function certificateWarnings({ certificate }: Rules, nowMs: number) {
 }
 
 /** Logs the rules that are now in force, as a warning if there is anything to warn about. */
-function logRules({ rules, atStart, now, log }: Core, message: string, more: object) {
+function logRules(
+  { rules, atStart, now, log }: Core,
+  message: string,
+  more: { listen?: string; needsRestart?: string | undefined },
+) {
   const warnings = warningsOf(rules, atStart, now());
-  log(warnings.length > 0 ? 'warn' : 'info', message, {
+  log(warnings.length > 0 || more.needsRestart ? 'warn' : 'info', message, {
     ...more,
     backend: rules['backend.url'].name,
     tokens: rules.tokens.size,
@@ -1819,7 +1834,7 @@ async function handle(exchange: Exchange, isUpgrade: boolean) {
     exchange.route = target.route?.template ?? maskPath(target.segments);
 
     // Before the credential, so that an address which no token accepts costs neither a hash nor a byte of the body.
-    if (!rules.all.some(({ clients }) => addressAllowed(clients, client))) throw new Problem('client_not_allowed');
+    if (!rules.all.some(({ clients }) => addressAllowed(clients, client))) throw clientNotAllowed('any token');
 
     // In the order header, path, query; if these have no credential and a token accepts `auth`, the head of the body.
     exchange.credential = findCredential(req, target) ?? await body.readCredential();
@@ -1937,23 +1952,26 @@ function logExchange(exchange: Exchange) {
   const isRoutine = status < 400 && (!token || exchange.target?.route === METRICS_ROUTE);
   const flood = isRoutine ? undefined : floodKeyOf(exchange);
   const reason = origin ? 'origin_not_listed' : endedBy?.reason;
-  const { logged, detail } = endedBy?.details ?? {};
+  const { logged, detail, token: refused } = endedBy?.details ?? {};
   const isFlood = flood !== undefined && flood.lines.take(flood.key, FAILURE_RATE, core.now()) > 0;
+  const code = endedBy?.code;
   if (isFlood && token) {
-    const about = { token: token.name, code: endedBy?.code };
-    warnRarely(core, 'further refusals of a token are logged at debug level', about);
+    warnRarely(core, 'further refusals of a token are logged at debug level', { token: token.name, code });
+  } else if (isFlood) {
+    // For each code, so that a flood of requests without a token does not hide that somebody guesses tokens.
+    warnRarely(core, 'further refusals of an address are logged at debug level', { client, code }, code);
   }
   core.log(isRoutine || isFlood ? 'debug' : levelFor(exchange), 'request', {
     requestId,
     client,
     method: req.method,
     route,
-    token: token?.name,
+    token: token?.name ?? refused,
     auth: credential?.method,
     status,
-    code: endedBy?.code,
+    code,
     reason,
-    detail: (CREDENTIAL_ADVICE[reason ?? ''] ?? logged ?? detail)?.slice(0, DETAIL_LIMIT),
+    detail: (logged ?? CREDENTIAL_ADVICE[reason ?? ''] ?? detail)?.slice(0, DETAIL_LIMIT),
     origin,
     bytesIn,
     bytesOut,
@@ -2152,6 +2170,8 @@ interface Credential {
    * absent.
    */
   readonly secret: string | undefined;
+  /** The password of another user, which is never accepted. It tells the log whose token it is. */
+  readonly password?: string | undefined;
 }
 
 /**
@@ -2196,7 +2216,10 @@ function parseAuthorization(value: string): Credential {
   const { scheme = '', given = '' } = /^[ \t]*(?<scheme>[^ \t]+)[ \t]*(?<given>.*[^ \t])?/s.exec(value)!.groups!;
   if (scheme.toLowerCase() === 'basic') {
     // The user name is fixed, so that it is not mistaken for the token's name.
-    return { method: 'basic', secret: /^api:(.*)$/s.exec(Buffer.from(given, 'base64').toString())?.[1] };
+    const { user, password } =
+      /^(?<user>[^:]*):(?<password>.*)$/s.exec(Buffer.from(given, 'base64').toString())?.groups ??
+        {};
+    return user === 'api' ? { method: 'basic', secret: password } : { method: 'basic', secret: undefined, password };
   }
   // node:http decodes headers as Latin-1; a secret is UTF-8.
   const isBearer = scheme.toLowerCase() === 'bearer';
@@ -2210,14 +2233,41 @@ function parseAuthorization(value: string): Credential {
  * not reveal how much of the secret was right. Wrong credentials from an address never block a valid one, so no client
  * can lock others out.
  */
-function identify({ core, rules, credential, client }: Exchange) {
+function identify({ core, rules, credential, client, target }: Exchange) {
   if (rules.anonymous) return rules.anonymous;
-  if (!credential) throw new Problem('unauthorized', 'no_credential');
+  if (!credential) throw new Problem('unauthorized', 'no_credential', { logged: tellMisnamed(target!) });
   const token = rules.tokens.get(digestOf(credential.secret ?? '')); // no token has the digest of ''
   const reason = token || !isDigest(rules, credential) ? faultOfToken(token, credential, core.now()) : 'digest';
   if (token && !reason) return token;
   const retryAfterMs = core.failureLimiter.take(failureKey(client), FAILURE_RATE, core.now());
-  throw new Problem(retryAfterMs > 0 ? 'too_many_failures' : 'unauthorized', reason, { retryAfterMs });
+  const owner = token ?? rules.tokens.get(digestOf(credential.password ?? ''));
+  throw new Problem(retryAfterMs > 0 ? 'too_many_failures' : 'unauthorized', reason, {
+    retryAfterMs,
+    token: owner?.name,
+    logged: token && (reason === 'expired_token' ? tellExpiry(token) : tellMethods(token, credential)),
+  });
+}
+
+/** What is wrong with a query that has a token under another name. For the log only, like all that follows. */
+function tellMisnamed({ parameters }: Target) {
+  const [name] = parameters.map(([name]) => name.toLowerCase()).filter((name) => OTHER_NAMES.includes(name));
+  return name &&
+    `The query has "${name}", which is no credential: the parameter is "@auth", and "methods" must have query.`;
+}
+
+/** What other programs call the parameter of a token. */
+const OTHER_NAMES = 'auth token access_token api_key apikey key secret password'.split(' ');
+
+/** Why a token is refused that has expired. */
+function tellExpiry({ expires }: Token) {
+  const [day] = new Date(expires).toISOString().split('T');
+  return `The token expired on ${day}: give it a later date in "expires", or make a new one.`;
+}
+
+/** Why a token is refused that stands in a place where it is not accepted. */
+function tellMethods({ methods }: Token, { method }: Credential) {
+  const accepted = [...methods].join(', ');
+  return `The token accepts ${accepted}; the client used ${method}: add that to "methods", or put the token elsewhere.`;
 }
 
 /** What to do about a credential, by the reason of the 401. For the log only: to the client every 401 looks the same. */
@@ -2231,12 +2281,8 @@ const CREDENTIAL_ADVICE: NodeJS.Dict<string> = {
     'No token has this secret. Often it is empty, or something was copied with it: a quote, a space, "api:", "NAME=", ' +
     'or, after ?@auth=, a path.',
   digest: 'This is the digest of a token, which is for the gateway; give the client the secret.',
-  expired_token: 'Give the token a later date in "expires", or make a new one.',
   wrong_user: 'With Basic, the user is always "api", whatever the token is called; the token is the password.',
   unknown_scheme: 'Write "Bearer" and a space before the token.',
-  method_not_accepted:
-    'The token is right, but not accepted in this place: add what "auth" says here to the "methods" ' +
-    'of the token, or put it elsewhere.',
 };
 
 /**
@@ -2372,26 +2418,44 @@ function isLocalName(host: string, cors: ReadonlySet<string>) {
 function refusalOfEndpoint(token: Token, target: Target, client?: string) {
   const { senders, recipients } = token;
   const { method, route, segments } = target;
-  if (client !== undefined && !addressAllowed(token.clients, client)) return new Problem('client_not_allowed');
+  if (client !== undefined && !addressAllowed(token.clients, client)) return clientNotAllowed('this token');
   const grant = findGrant(token, target);
   if (!grant) return refusalOfRoute(token, target);
 
   // The gateway does not know which account and recipients an unknown route uses, such as that of a plugin.
   const isKnown = route && route.parts.at(-1) !== '*';
   if (!isKnown && (senders || recipients)) {
-    return new Problem('endpoint_not_allowed', 'unknown_route_for_confined_token');
+    return withDetail(
+      'endpoint_not_allowed',
+      'The gateway does not know this endpoint, so only a token without "senders", "recipients" and "defaults" may use it.',
+      'unknown_route_for_confined_token',
+    );
   }
   const parameter = (name: string) => segments[route?.parts.indexOf(name) ?? -1];
   const account = parameter(':number');
   if (senders && account !== undefined && !senders.has(account)) return new Problem('sender_not_allowed');
   // A route without an account shows the data of all accounts, such as all attachments, so a pattern must name it.
   const showsAll = account === undefined && !declares(route, 'no-account');
-  if (senders && showsAll && grant !== 'named') return new Problem('endpoint_not_allowed', 'route_without_account');
+  if (senders && showsAll && grant !== 'named') {
+    return withDetail(
+      'endpoint_not_allowed',
+      `This endpoint shows the data of all accounts, and this token may not use all of them: only "${
+        patternOf(route!)
+      }" in its "allow" opens it.`,
+      'route_without_account',
+    );
+  }
   // A new member, or a link to join, opens the group to persons who are not among the recipients, so a pattern must
   // name the route.
   const isGroupChange = method !== 'GET' && !declares(route, 'same-members');
   if (recipients && isGroupChange && grant !== 'named') {
-    return new Problem('endpoint_not_allowed', 'group_change_not_named');
+    return withDetail(
+      'endpoint_not_allowed',
+      `This endpoint can let others into a group, and this token may not send to everyone: only "${
+        patternOf(route!)
+      }" in its "allow" opens it.`,
+      'group_change_not_named',
+    );
   }
 
   // The `numbers` of a search become arguments of signal-cli, like numbers in a body.
@@ -2436,18 +2500,31 @@ function patternMatches({ method, parts }: Pattern, { method: wanted, segments, 
   });
 }
 
+/** The pattern that names a route in an allowlist. */
+function patternOf({ method, template }: Route) {
+  return `${method} ${template}`;
+}
+
 /** A further sentence of a 405 for GET /v2/send. */
 const SEND_BY_GET = ' To send by GET, a token needs "GET /v2/send" in its "allow", and "defaults" or "message".';
 
-/** The sentence of a 404 if a client appends a path to an address that has one. */
-const TWICE_HINTS: Hints = [
+/** The sentence of a 404 if a client's address has a wrong path. */
+const PATH_HINTS: Hints = [
+  [/^\/$/, 'The address has no path; to send a message, POST to /v2/send.'],
   [/\/v2\/send\/.*v2\/send$/, 'The address has /v2/send twice; remove one of them.'],
   [/\/v2\/send\/v[12]\/./, 'This client appends the path itself: give it the address without /v2/send.'],
+  [/.\/v2\/send$/, 'The address has a path before /v2/send; remove it.'],
 ];
 
 /** The problem for a target that is not on an allowlist. Setup comes first, so that it does not reveal its routes. */
 function refusalOfRoute({ allow }: Token, { method, route, segments, isSendByGet }: Target) {
-  if (SETUP_PREFIXES.has(prefixOf(segments)) && !allow.groups.has('setup')) return new Problem('setup_blocked');
+  if (SETUP_PREFIXES.has(prefixOf(segments)) && !allow.groups.has('setup')) {
+    // Never the word "setup": it opens far more than this client needs.
+    const advice = `, or name it in "allow": "${route && patternOf(route)}".`;
+    return new Problem('setup_blocked', undefined, {
+      logged: route && PROBLEMS.setup_blocked[1].replace(/\.$/, advice),
+    });
+  }
   if (route && !isSendByGet) {
     return withDetail(
       'endpoint_not_allowed',
@@ -2456,7 +2533,7 @@ function refusalOfRoute({ allow }: Token, { method, route, segments, isSendByGet
   }
   const routes = ROUTES.filter(({ parts }) => partsMatch(parts, segments));
   if (routes.length === 0) {
-    const sentence = hintFor(TWICE_HINTS, `/${segments.join('/')}`);
+    const sentence = hintFor(PATH_HINTS, `/${segments.join('/')}`);
     return sentence ? withDetail('unknown_endpoint', sentence) : new Problem('unknown_endpoint');
   }
   const methods = [...new Set(routes.map(({ method }) => method))];
@@ -2495,7 +2572,9 @@ class RateLimiter {
 /** Counts a request against its token's rate, even if it fails later. */
 function takeRate(core: Core, token: Token) {
   const retryAfterMs = token.rate ? core.rateLimiter.take(token.name, token.rate, core.now()) : 0;
-  if (retryAfterMs > 0) throw new Problem('rate_limited', undefined, { retryAfterMs });
+  if (retryAfterMs <= 0) return;
+  const logged = `The rate ${token.rate!.written} is used up; again in ${Math.ceil(retryAfterMs / 1000)} s.`;
+  throw new Problem('rate_limited', undefined, { retryAfterMs, logged });
 }
 
 // #endregion
@@ -2757,7 +2836,9 @@ class RequestBody {
     const { core: { stallTimeoutMs }, req, res, token } = exchange;
     if (exchange.bytesIn === 0) {
       const encoding = req.headers['content-encoding'] ?? 'identity';
-      if (!/^[ \t]*identity[ \t]*$/i.test(encoding)) throw new Problem('unsupported_encoding');
+      if (!/^[ \t]*identity[ \t]*$/i.test(encoding)) {
+        throw withDetail('unsupported_encoding', PROBLEMS.unsupported_encoding[1]);
+      }
       if (req.headers.expect?.toLowerCase() === '100-continue' && req.httpVersion === '1.1') res.writeContinue();
     }
     if (this.#owedBytes <= 0) {
@@ -2863,6 +2944,8 @@ async function readMessage(exchange: Exchange, body: RequestBody) {
   return bytes;
 }
 
+const NO_LIST = 'The body is a list; a webhook must be one JSON object, because a template cannot read a list.';
+
 /**
  * The payload of a body. The first step that fits decides. The Content-Type alone cannot, because curl -d and wget
  * declare everything a form, and many clients declare JSON as something else.
@@ -2872,6 +2955,8 @@ function readPayload(token: Token, body: Buffer, contentType = '') {
   const isDeclaredJson = /^application\/json$|\+json$/.test(type);
   const isFormOrUndeclared = /^(?:application\/x-www-form-urlencoded)?$/.test(type);
   const text = body.toString();
+  const isList = /^\s*\[/.test(text);
+  if (isDeclaredJson && isList) throw badJson(NO_LIST);
   if (isDeclaredJson || BEGINS_OBJECT.test(text)) return readJson(body);
   if (type === 'multipart/form-data') return readFields(readMultipart(body, contentType), token);
   if (!isUtf8(body)) throw badJson('The body is not JSON, a form or UTF-8 text.');
@@ -2879,10 +2964,10 @@ function readPayload(token: Token, body: Buffer, contentType = '') {
     const form = text.trim(); // a form from a file may begin with a byte order mark or end with a line feed
     if (looksLikeForm(token, form)) return readForm(form, token);
     if (isWrappedJson(form)) {
-      throw badJson(
+      const advice =
         'The body is JSON within a quote or a bracket: leave that out (in cmd.exe, write "{\\"message\\": …}"). ' +
-          'With "Content-Type: text/plain" it is sent unchanged.',
-      );
+        'With "Content-Type: text/plain" it is sent unchanged.';
+      throw badJson(isList && token.message ? NO_LIST : advice);
     }
   }
   return readFields([['message', cutText(cleanText(text))]], token);
@@ -3074,17 +3159,21 @@ function buildMessage(token: Token, payload: JsonObject) {
   const missing = needed.filter((name) => isBlank(message[name]));
   if (missing.length === 0) return message;
   const keys = Object.keys(payload).map((key) => MESSAGE_FIELDS.includes(key) ? `"${key}"` : showValue(key, '…'));
+  const shown = `${joinFirst(keys, ', ')}${keys.includes('…') ? ' (… is a name of 16 characters or more)' : ''}`;
   const reason = `no_${missing.join(',no_')}`;
   if (keys.length === 0) {
     const detail = 'The body has no field but "auth", or none; post the message as text, as a form, or as JSON.';
     throw withDetail('bad_field', detail, reason);
   }
-  const lack = `The send would lack ${missing.join(' and ')}`;
-  const advice =
-    'Set what the webhook lacks in the token\'s "defaults", or in its "message" template if that found nothing in these keys.';
+  const others = missing.filter((name) => name !== 'message').join(' and ');
+  const ofText = template
+    ? "The token's template finds nothing in this body; correct its names. "
+    : 'This body has no text in "message"; give the token a template, such as "message": "{{eventType}}". ';
+  const ofOthers = `The send lacks ${others}; set this in the token's "defaults". `;
+  const sentences = (missing.includes('message') ? ofText : '') + (others && ofOthers);
   throw new Problem('bad_field', reason, {
-    detail: `${lack}; the body's top-level keys are ${joinFirst(keys, ', ')}. ${advice}`,
-    logged: `${lack}; the response lists the body's top-level keys. ${advice}`,
+    detail: `${sentences}The body's top-level keys are ${shown}.`,
+    logged: `${sentences}The response lists the body's top-level keys.`,
   });
 }
 
@@ -3472,7 +3561,8 @@ function refusalOfRecipient({ recipients }: Token, value: string) {
   if (!recipients || recipients.has(value) || (kind === 'a group' && recipients.has('group.*'))) return undefined;
   const detail = `This token may not send to one of these recipients: ${kind} that is not on its list ` +
     '("recipients", or else those in "defaults").';
-  const hint = kind === 'a phone number' ? hintForNumber(value) : '';
+  const ofGroup = kind === UNKNOWN_KIND ? ' A group is written as its id, "group.…", not as its name.' : '';
+  const hint = kind === 'a phone number' ? hintForNumber(value) : ofGroup;
   return withDetail('recipient_not_allowed', detail + hint);
 }
 
@@ -3481,11 +3571,13 @@ function hintForNumber(value: string) {
   return NUMBER.test(value) ? '' : ' Write a phone number as "+" and digits only, such as +4915112345678.';
 }
 
+const UNKNOWN_KIND = 'one of no known kind (phone number, user name such as name.01, UUID, group)';
+
 /** The kind of a recipient, for messages. The backend takes anything else for a user name. */
 function kindOf(value: string) {
   if (value.startsWith('group.')) return 'a group';
   if (/^\+?[\d ()./-]+$/.test(value)) return 'a phone number';
-  if (!PERSON.test(value)) return 'one of no known kind (phone number, user name such as name.01, UUID, group)';
+  if (!PERSON.test(value)) return UNKNOWN_KIND;
   return value.includes('.') ? 'a user name' : 'a UUID';
 }
 
@@ -4343,7 +4435,7 @@ class Gate {
         this.#failure = undefined;
         this.openings++;
         for (const exchange of this.#waiting.sort((a, b) => a.readyMs - b.readyMs)) exchange.wake();
-        this.#log(core, rules, 'the backend is reachable again', failure);
+        this.#log(core, rules, 'the backend is reachable again', { after: failure?.reason });
       } catch (error) {
         if (error instanceof Problem) this.#failure = error;
       }
@@ -4351,11 +4443,11 @@ class Gate {
     this.#isProbing = false;
   }
 
-  #log(core: Core, rules: Rules, message: string, failure = this.#failure) {
+  #log(core: Core, rules: Rules, message: string, why: object = { reason: this.#failure?.reason }) {
     const isWaiting = ({ upstream, gateWaitMs, uploadBytes, stage }: Exchange) =>
       upstream.gate === this && gateWaitMs > 0 && uploadBytes === 0 && (stage === 'waiting' || stage === 'sending');
     const waiting = core.running.filter(isWaiting).length;
-    core.log('warn', message, { backend: rules['backend.url'].url.origin, reason: failure?.reason, waiting });
+    core.log('warn', message, { backend: rules['backend.url'].url.origin, ...why, waiting });
   }
 }
 
@@ -4956,9 +5048,12 @@ function joinFirst(words: readonly string[], separator: string) {
   return others > 0 ? `${shown}${separator}and ${others} more` : shown;
 }
 
-/** Logs a warning, at most once a minute. For warnings that an unauthenticated client can trigger. */
-function warnRarely(core: Core, message: string, fields?: object) {
-  if (core.rateLimiter.take(`warning: ${message}`, WARNING_RATE, core.now()) > 0) return;
+/**
+ * Logs a warning, at most once a minute. For warnings that an unauthenticated client can trigger.
+ * @param kind a word of a short list: each has its own minute.
+ */
+function warnRarely(core: Core, message: string, fields?: object, kind = '') {
+  if (core.rateLimiter.take(`warning: ${message} ${kind}`, WARNING_RATE, core.now()) > 0) return;
   core.log('warn', message, fields);
 }
 
@@ -5121,6 +5216,7 @@ function hintForSyntax(text: string, at: number) {
     return '; YAML is not read, write JSON';
   }
   if (at >= text.trimEnd().length) return '; a closing quote, bracket or brace is missing';
+  if (text[at] === '{' && /[{,]\s*$/.test(text.slice(0, at))) return '; leave out the outer braces of what was pasted';
   const [quote] = /^.?([\u2018-\u201f\u00ab\u00bb'])/su.exec(text.slice(Math.max(0, at - 1)))?.slice(1) ?? [];
   if (quote) return `; ${quote} is no quote of JSON, write "`;
   return /^.?(?:#|\/[/*])/s.test(text.slice(Math.max(0, at - 1))) ? '; JSON has no comments' : '';
@@ -5439,9 +5535,9 @@ function editDistance(a: string, b: string) {
 }
 
 /** Makes a reader of one of these words. */
-function wordOf<T extends string>(words: readonly T[]) {
+function wordOf<T extends string>(words: readonly T[], hints?: Hints) {
   const expected = words.length > 2 ? `one of ${words.join(', ')}` : words.join(' or ');
-  return scalarOf(expected, (text) => words.find((word) => word === text), [], words);
+  return scalarOf(expected, (text) => words.find((word) => word === text), hints, words);
 }
 
 /** Makes a reader of texts. A text that `isRight` is kept as it is. */
@@ -5622,13 +5718,23 @@ function readFile(path: unknown, missing = '') {
   const user = uid === undefined ? '' : ` by user ${uid}`;
   const explain = ({ code, name }: NodeJS.ErrnoException) => {
     const shown = showPath(path);
-    const advice = adviceFor(READ_HINTS, code ?? '');
+    const ofRoot = code === 'EACCES' && ownerOf(path) === 0 ? '; outside of a container, try sudo' : '';
+    const advice = adviceFor(READ_HINTS, code ?? '') + ofRoot;
     if (code !== 'ENOENT') return `${shown} cannot be read${user} (${code ?? name})${advice}`; // Deno's NotCapable has no code
     if (shown === path) return `${resolve(path)} does not exist${missing}`;
     return `the file does not exist${isAbsolute(path) ? '' : ` in ${process.cwd()}`}${missing}`;
   };
   FILES_READ.set(path, stampOf(path)); // first: a change from here on is noticed
   return attempt(() => readFileSync(path, 'utf8'), explain);
+}
+
+/** The user to whom a file belongs, if that can be looked up. */
+function ownerOf(path: string) {
+  try {
+    return statSync(path).uid;
+  } catch {
+    return undefined;
+  }
 }
 
 /** By the code of the error with which a file could not be read. */
@@ -5806,6 +5912,11 @@ const TOKEN_ENTRY = /^(?:(?<name>[A-Za-z0-9][\w.-]{0,63})=)?(?<secret>.*)$/s;
 function readTokenObject(value: unknown, mistakes: Mistakes) {
   ensure(isObject(value), 'must be an object from name to settings, such as {"home": {"secret": …}}');
   return membersOf(value).map(([name, config], i) => {
+    const hasSecret = isObject(config) && ('secret' in config || 'secretFile' in config);
+    if (Object.hasOwn(TOKEN_READERS, name) && !hasSecret) {
+      mistakes.add(`[${i}]`, `"${name}" stands beside the tokens; move it into the braces of its token`);
+      return { name };
+    }
     mistakes.collect(`[${i}]`, () => checkTokenName(name));
     // In { "SECRET": "phone" } the secret stands as the name, so the message gives the position.
     const at = isObject(config) ? placeOf(name, i) : `[${i}]`;
@@ -5980,6 +6091,8 @@ interface Client {
   methods: AuthMethod[];
   /** Whether its sends name account and recipients, or get them from `defaults`. Absent if it never sends. */
   names?: 'itself' | 'by defaults';
+  /** Whether it answers the people who write to it, by their UUIDs. */
+  repliesToUuids?: true;
   /** What its owner copies into the client. */
   line: (parts: LineParts) => string;
 }
@@ -6064,6 +6177,7 @@ recipients  ${recipients.join(',')}`
     allow: ['messaging', 'info'],
     methods: ['bearer', 'basic'],
     names: 'itself',
+    repliesToUuids: true,
     line: ({ host, secret }) => `signal_service: "${host}"\nauth: {type: bearer, token: ${secret}}`,
   },
   'prometheus': {
@@ -6078,6 +6192,13 @@ recipients  ${recipients.join(',')}`
   },
 };
 
+/** By the word of `--for`, where the nearest one would not be found. */
+const CLIENT_HINTS: Hints = [
+  [/^kuma$/i, 'did you mean "uptime-kuma"?'],
+  [/^(?:ha|hass|hassio)$/i, 'did you mean "home-assistant"?'],
+  [/^(?:curl|bash|shell|cron|python|powershell)$/i, 'did you mean "script"?'],
+];
+
 /**
  * Makes a token, and puts it into the file.
  * @returns what its owner needs to know, with the secret, which is shown this once.
@@ -6086,7 +6207,12 @@ recipients  ${recipients.join(',')}`
 async function addToken({ file, env, flags }: Where, name: string, words: readonly string[]) {
   ensure(!/^(?:\+|group\.)/.test(name), "the token's name comes before its recipients: add NAME RECIPIENT…");
   checkTokenName(name);
-  const kind = attempt(() => wordOf(Object.keys(CLIENTS))(flags.for ?? 'script'), ({ message }) => `--for: ${message}`);
+  const readKind = wordOf(Object.keys(CLIENTS), CLIENT_HINTS);
+  const others = 'a device, or another program that sends by itself, is a webhook';
+  const kind = attempt(
+    () => readKind(flags.for ?? 'script'),
+    ({ message }) => `--for: ${message}${message.includes(';') ? '' : `; ${others}`}`,
+  );
   const client = CLIENTS[kind]!;
   const isSender = client.names !== undefined;
   const isListing = isSender && words.length === 0;
@@ -6110,6 +6236,7 @@ async function addToken({ file, env, flags }: Where, name: string, words: readon
   const recipients = await findRecipients(settings, number, words);
   const ids = recipients.map(({ id }) => id);
   if (client.names === 'by defaults') checkOneSend(ids);
+  const uuids = client.repliesToUuids ? await findUuids(settings, number, ids) : [];
   const lists = client.names === 'itself'
     ? { senders: [number], recipients: ids }
     : { defaults: { number, recipients: ids } };
@@ -6121,6 +6248,8 @@ async function addToken({ file, env, flags }: Where, name: string, words: readon
   const line = client.line({ ...address, secret, number, recipients: ids, sends: sendsTo(ids) });
   const advice = address.host.startsWith('HOST')
     ? '\n\nHOST stands for the name or address by which the client reaches this gateway.'
+    : settings.listen.isLocal
+    ? '\n\nA client on another machine needs this machine\'s address there, and "listen" must be ":PORT".'
     : '';
   const shown = resolve(file);
   let owner;
@@ -6141,9 +6270,12 @@ async function addToken({ file, env, flags }: Where, name: string, words: readon
   const may = isSender ? `may send from ${number} to ${persons}` : 'may read the metrics';
   const force = before === undefined
     ? 'The file is new: start the gateway with it, or start it again.'
-    : `A gateway that runs with this file accepts it in ${Math.ceil((WATCH_MS + SETTLE_MS) / 1000)} s.`;
+    : `A gateway that runs with this file accepts it in ${
+      Math.ceil((WATCH_MS + SETTLE_MS) / 1000)
+    } s; a systemd unit or a container has a copy: restart it.`;
   const trial = isSender ? `\nThe command "test ${name}" sends a message as it would.` : '';
-  return `"${name}" is in ${shown}${owner}: it ${may}.\n${force}${trial}\n\n${line}${advice}`;
+  const reply = uuids.length > 0 ? `\nA bot replies to UUIDs: add ${joinFirst(uuids, ', ')} to its "recipients".` : '';
+  return `"${name}" is in ${shown}${owner}: it ${may}.\n${force}${trial}${reply}\n\n${line}${advice}`;
 }
 
 /** What a new file contains before its first token: the backend, if its address was given. */
@@ -6340,6 +6472,16 @@ async function findRecipients(settings: Settings, number: string, words: readonl
   return [...new Map(found.map((each) => [each.id, each])).values()];
 }
 
+/** The UUIDs of phone numbers, if the backend knows them: it may be down, or not know these persons. */
+async function findUuids(settings: Settings, number: string, ids: readonly string[]) {
+  if (!ids.some((id) => NUMBER.test(id))) return [];
+  const contacts = await listContacts(settings, number).catch(() => []);
+  return contacts.filter((contact) => ids.includes(String(contact.number)))
+    .map(({ number, uuid }) => ({ number, uuid: String(uuid) }))
+    .filter(({ uuid }) => PERSON.test(uuid) && !ids.includes(uuid))
+    .map(({ number, uuid }) => `${uuid} (${number})`);
+}
+
 /** Refuses a word that is meant as a recipient, but is not written as one. */
 function checkWord(word: string, i: number) {
   if (isRecipient(word)) return;
@@ -6487,6 +6629,8 @@ const SEND_HINTS: Hints = [
 async function testToken(settings: Settings, name: string, word: string | undefined, from: string | undefined) {
   const token = findToken(settings, name);
   if (token.expires <= Date.now()) throw new Failure(`the token "${name}" has expired`);
+  const readsMetrics = token.allow.written.every((word) => word === 'metrics' || word === 'GET /metrics');
+  ensure(!readsMetrics, `the token "${name}" only reads metrics, so there is nothing to test`);
   checkSendRoute(token);
   const [ofList] = token.senders ?? [];
   const number = from === undefined ? token.defaults?.number ?? ofList : from;
@@ -6498,14 +6642,15 @@ async function testToken(settings: Settings, name: string, word: string | undefi
   if (word !== undefined) checkWord(word, 0);
   const account = await findAccount(settings, number);
   const recipients = word === undefined ? own : (await findRecipients(settings, account, [word])).map(({ id }) => id);
-  const body = checkMessage(token, { message: 'Test of the gateway', ...token.defaults, number: account, recipients });
+  const message = 'Test of the gateway';
+  const body = checkMessage(token, { message, ...token.defaults, number: account, recipients });
   const { status, text } = await askBackendFor(settings, '/v2/send', { method: 'POST', body }, TIMER_LIMIT_MS);
   const said = `from ${account} to ${joinFirst(recipients, ', ')}: the backend answers ${status} ${showAnswer(text)}`;
   // Newer backends answer 201 although some recipients got nothing, and name them in "errors".
   const [first] = [readAnswer(text)].flat();
   const isSent = status === 201 && isObject(first) && first.errors === undefined;
   if (!isSent) throw new Failure(`${said}${adviceFor(SEND_HINTS, said) || hintForAnswer(status, text)}`);
-  return said;
+  return `${said}\nLook at the phone: it shows "${message}".`;
 }
 
 // #endregion
@@ -6553,7 +6698,7 @@ async function runCommand(args: string[], env: NodeJS.ProcessEnv, stdin: () => B
   // The first four need no configuration, and so work with a broken one.
   if (values.help) return { said: usage() };
   if (values.version) return { said: VERSION };
-  if (command === 'token' && rest.length <= 1) return { said: makeToken(rest[0]) };
+  if (command === 'token' && rest.length <= 1) return makeToken(rest[0]);
   if (command === 'hash' && rest.length === 0) return { said: hashSecret(stdin().toString()) };
   const isRender = command === 'render' && rest.length === 1;
   const isAdd = command === 'add' && rest.length >= 1;
@@ -6625,7 +6770,7 @@ const COMMAND_HINTS: Hints = [
 
 /** By the code of the error with which the port could not be opened. */
 const PORT_HINTS: Hints = [
-  [/^EADDRINUSE$/, 'use another port with --listen HOST:PORT'],
+  [/^EADDRINUSE$/, 'does the demo or another gateway still run? Stop it, or use another port with --listen HOST:PORT'],
   // UNTIL Deno has EADDRNOTAVAIL for an address of another machine: Deno 2.9 has EINVAL (test "a port that cannot be").
   [
     /^(?:EADDRNOTAVAIL|ENOTFOUND|EAI_AGAIN|EINVAL)$/,
@@ -6742,12 +6887,15 @@ Run it for this machine alone, in front of the backend at this address:
 }
 
 /** Creates a secret for the client, its digest for the configuration and, with a name, the token's line in the file. */
-function makeToken(name?: string) {
+function makeToken(name?: string): Output {
   if (name !== undefined) checkTokenName(name);
   const secret = randomBytes(32).toString('base64url'); // letters, digits, - and _: no client's encoding changes them
   const digest = `sha256:${digestOf(secret)}`;
-  const row = name === undefined ? '' : `\n"${name}": { "secret": "${digest}" }`;
-  return `secret  ${secret}\ndigest  ${digest}${row}`;
+  const said = `secret  ${secret}\ndigest  ${digest}`;
+  if (name === undefined) return { said };
+  const remark =
+    `gateway: nothing in this line confines the token; add ${name} RECIPIENT… makes one that is confined\n`;
+  return { said: `${said}\n"${name}": { "secret": "${digest}" }`, remark };
 }
 
 /**
@@ -6806,6 +6954,10 @@ function describeToken(token: Token) {
       ? [
         'its message has "{%", "${" or single braces, which are sent as they stand; write {{name}}, or {{#name}} … {{/name}}',
       ]
+      : []),
+    // Only here: such a token may be meant, and a warning at each start would teach its owner to read over warnings.
+    ...(token.digest && acts && !token.senders && !token.recipients
+      ? ['nothing confines it: it may send from any account to anyone']
       : []),
     ...(hasExample ? ['+1555… is a number of the examples; write your own'] : []),
   ].map((warning) => `    warning      ${warning}`);

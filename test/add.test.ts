@@ -136,7 +136,7 @@ suite('add', SIDE_BY_SIDE, () => {
     const secret = secretIn(stdout);
     assert.match(stdout, new RegExp(`^"backup" is in ${file}: it may send from \\${FROM} to \\${TO}\\.$`, 'm'));
     assert.match(stdout, /^The command "test backup" sends a message as it would\.$/m);
-    assert.ok(stdout.endsWith(`\ncurl -u api:${secret} -d Hello http://127.0.0.1:8880/v2/send\n`), stdout);
+    assert.ok(stdout.includes(`\n\ncurl -u api:${secret} -d Hello http://127.0.0.1:8880/v2/send\n\n`), stdout);
     const digest = createHash('sha256').update(secret).digest('hex');
     assert.deepEqual(JSON.parse(readFileSync(file, 'utf8')), {
       backend: { url },
@@ -266,13 +266,21 @@ suite('add', SIDE_BY_SIDE, () => {
   test('add names HOST where only its owner knows the address, and https with a certificate', async (t) => {
     const lineFor = async (listen: string) => {
       const { stdout } = await add(fileWith(t, { listen }), ['x', TO, '--from', FROM]);
-      return [/http\S*\/\/(\S*)\/v2/.exec(stdout)?.[1], /HOST stands for/.test(stdout)];
+      const advice = /HOST stands for|A client on another machine needs this machine's address/.exec(stdout)?.[0];
+      assert.match(
+        stdout,
+        /^A gateway that runs with this file accepts it in 2 s; a systemd unit or a container has a copy: restart it\.$/m,
+      );
+      return [/http\S*\/\/(\S*)\/v2/.exec(stdout)?.[1], advice];
     };
-    assert.deepEqual(await lineFor(':8881'), ['HOST:8881', true]);
-    assert.deepEqual(await lineFor('0.0.0.0:8881'), ['HOST:8881', true]);
-    assert.deepEqual(await lineFor('[::]:8881'), ['HOST:8881', true]);
-    assert.deepEqual(await lineFor('192.0.2.1:8881'), ['192.0.2.1:8881', false]);
-    assert.deepEqual(await lineFor('[::1]:8881'), ['[::1]:8881', false]);
+    const stands = 'HOST stands for';
+    assert.deepEqual(await lineFor(':8881'), ['HOST:8881', stands]);
+    assert.deepEqual(await lineFor('0.0.0.0:8881'), ['HOST:8881', stands]);
+    assert.deepEqual(await lineFor('[::]:8881'), ['HOST:8881', stands]);
+    assert.deepEqual(await lineFor('192.0.2.1:8881'), ['192.0.2.1:8881', undefined]);
+    const local = "A client on another machine needs this machine's address";
+    assert.deepEqual(await lineFor('[::1]:8881'), ['[::1]:8881', local]);
+    assert.deepEqual(await lineFor('127.0.0.1:8881'), ['127.0.0.1:8881', local]);
   });
 
   test('add without a recipient lists what the backend knows, without what steers a terminal, and exits with 2', async (t) => {
@@ -446,6 +454,8 @@ suite('add', SIDE_BY_SIDE, () => {
     assert.match(stderr, /did not answer \(.+\): start the backend, or correct its port/);
   });
 
+  const OTHERS = 'a device, or another program that sends by itself, is a webhook';
+
   test('what is missing has a sentence with the command that makes it', async (t) => {
     const none = await testOf(fileWith(t, {}), ['home']);
     assert.match(none.stderr, /there is no token with that name; there are none yet: add NAME RECIPIENT… makes one\n$/);
@@ -455,6 +465,13 @@ suite('add', SIDE_BY_SIDE, () => {
     assert.match(stderr, /none\.json does not exist; correct the path, or make the file with "add NAME RECIPIENT…"\n$/);
     const misspelt = await add(fileWith(t, {}), ['x', TO, '--for', 'homeassistant']);
     assert.match(misspelt.stderr, /"homeassistant" is not one of script, .*; did you mean "home-assistant"\?\n$/);
+    for (
+      const [client, advice] of [['kuma', 'did you mean "uptime-kuma"?'], ['doorbell', OTHERS], ['github', OTHERS]]
+    ) {
+      const { code, stderr } = await add(fileWith(t, {}), ['x', TO, '--for', client!]);
+      assert.equal(code, 2);
+      assert.ok(stderr.endsWith(`; ${advice}\n`), stderr);
+    }
   });
 
   test('without a question to the backend, it may be down', async (t) => {
@@ -601,6 +618,35 @@ suite('add', SIDE_BY_SIDE, () => {
     assert.deepEqual(beside(file), ['gateway.json']);
   });
 
+  test("a file of root's that another user may not read has the advice for a container and for a machine", {
+    skip: !isRoot && 'needs root',
+  }, async (t) => {
+    const file = fileWith(t, {});
+    chmodSync(file, 0o600);
+    chmodSync(dirname(file), 0o755);
+    const { code, stderr } = await runAsNobody(t, ['--config', file, '--check']);
+    assert.equal(code, 2);
+    assert.match(stderr, /\(EACCES\); let this user read it: chown or chmod; outside of a container, try sudo\n$/);
+    chownSync(file, 1234, 1234);
+    const other = await runAsNobody(t, ['--config', file, '--check']);
+    assert.match(other.stderr, /\(EACCES\); let this user read it: chown or chmod\n$/);
+  });
+
+  test("a bot's owner is told which UUIDs its recipients have, where the backend knows them", async (t) => {
+    const contacts = [{ number: TO, uuid: UUID }, { number: THIRD, uuid: 'x' }, { number: STRANGER, uuid: UUID }];
+    const { url, asked } = await startKnowing(t, { [`GET /v1/contacts/${FROM}`]: contacts });
+    const outputOf = async (client: string, ...ids: string[]) => {
+      const words = ['x', ...ids, '--from', FROM, '--for', client];
+      return (await add(fileWith(t, { backend: { url } }), words)).stdout;
+    };
+    const hint = `\nA bot replies to UUIDs: add ${UUID} (${TO}) to its "recipients".\n`;
+    assert.ok((await outputOf('bot', TO, THIRD)).includes(hint), hint);
+    assert.deepEqual(asked, [`GET /v1/contacts/${FROM}`]);
+    for (const [client, ...ids] of [['bot', TO, UUID], ['bot', GROUP], ['script', TO]] as const) {
+      assert.ok(!(await outputOf(client, ...ids)).includes('UUIDs'), client);
+    }
+  });
+
   test(
     'the owner of a file stays: root leaves it to them, and anyone else does not take it',
     { skip: !isRoot && 'needs root' },
@@ -632,6 +678,7 @@ suite('test', SIDE_BY_SIDE, () => {
     named: { secret: `${SECRET}-2`, senders: [FROM], recipients: ['group.*', TO, THIRD] },
     open: { secret: `${SECRET}-3` },
     metrics: { secret: `${SECRET}-4`, allow: ['metrics'] },
+    reader: { secret: `${SECRET}-7`, allow: ['info', 'metrics'] },
     old: { secret: `${SECRET}-5`, expires: '2020-01-01' },
   };
 
@@ -650,7 +697,10 @@ suite('test', SIDE_BY_SIDE, () => {
       asked.length = 0;
       const { code, stdout, stderr } = await testOf(file, words);
       assert.deepEqual([code, stderr], [0, '']);
-      assert.match(stdout, /^from \+\d+ to .*: the backend answers 201 \{"timestamp":"1700000000000"\}\n$/);
+      assert.match(
+        stdout,
+        /^from \+\d+ to .*: the backend answers 201 \{"timestamp":"1700000000000"\}\nLook at the phone: it shows "Test of the gateway"\.\n$/,
+      );
       const posted = asked.filter((line) => line.startsWith('POST'));
       assert.equal(posted.length, 1);
       assert.deepEqual(JSON.parse(posted[0]!.slice('POST /v2/send '.length)), { message: MESSAGE, ...send });
@@ -675,7 +725,8 @@ suite('test', SIDE_BY_SIDE, () => {
         'This token may not send to one of these recipients: a user name that is not on its list',
       ],
       [['script', '--from', THIRD], 1, 'This token may use only the accounts on its list'],
-      [['metrics', TO], 1, 'This token may not use this endpoint; the word "send" in its "allow" opens it.'],
+      [['metrics', TO], 2, 'the token "metrics" only reads metrics, so there is nothing to test'],
+      [['reader', TO], 1, 'This token may not use this endpoint; the word "send" in its "allow" opens it.'],
       [['old', TO], 1, 'the token "old" has expired'],
       [['two'], 2, 'the token "two" has no list of recipients, so name one: test two RECIPIENT'],
       [['open'], 2, 'the token "open" has no list of recipients, so name one: test open RECIPIENT'],

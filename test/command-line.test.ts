@@ -51,9 +51,15 @@ suite('command-line', SIDE_BY_SIDE, () => {
       assert.equal(code, 0);
       const lines = stdout.split('\n');
       assert.equal(lines[0], `The configuration is valid. It was read from: ${sources}.`);
-      assert.deepEqual(lines.filter((line) => line.includes('warning')), warnings, JSON.stringify(env));
+      assert.deepEqual(
+        lines.filter((line) => /warning(?! +nothing confines it)/.test(line)),
+        warnings,
+        JSON.stringify(env),
+      );
     }
   });
+
+  const UNCONFINED = 'nothing confines it: it may send from any account to anyone';
 
   const EXAMPLE = '+1555… is a number of the examples; write your own';
 
@@ -73,9 +79,11 @@ suite('command-line', SIDE_BY_SIDE, () => {
     const { code, stdout } = await cli(['--check', '--config', fileWith(t, { tokens: all })]);
     assert.deepEqual([code, groupsOf(stdout, /^ {4}warning {6}(.*)$/gm)], [0, [
       'percent-encode its secret in URLs: it has characters other than letters, digits, . _ ~ -',
-      ...['{%', 1, 2].map(() =>
-        'its message has "{%", "${" or single braces, which are sent as they stand; write {{name}}, or {{#name}} … {{/name}}'
-      ),
+      UNCONFINED,
+      ...['{%', 1, 2].flatMap(() => [
+        'its message has "{%", "${" or single braces, which are sent as they stand; write {{name}}, or {{#name}} … {{/name}}',
+        UNCONFINED,
+      ]),
       EXAMPLE,
     ]]);
     assert.ok(!stdout.includes('%20'), stdout);
@@ -119,11 +127,17 @@ suite('command-line', SIDE_BY_SIDE, () => {
       assert.deepEqual(ended, await cli(args, given));
       assert.deepEqual([ended.code, ended.stdout !== '', ended.stderr !== ''], [code, code === 0, code !== 0]);
       if (code === 1) {
-        assert.match(ended.stderr, /^gateway: cannot run: .*in use.*; use another port with --listen HOST:PORT\n$/);
+        assert.match(
+          ended.stderr,
+          /^gateway: cannot run: .*in use.*; does the demo or another gateway still run\? Stop it, or use another port with --listen HOST:PORT\n$/,
+        );
       }
     }
     const demo = await cli(['--demo', '--listen', `${host}:${port}`]);
-    assert.match(demo.stderr, /in use.*; use another port with --listen HOST:PORT\n$/);
+    assert.match(
+      demo.stderr,
+      /in use.*; does the demo or another gateway still run\? Stop it, or use another port with --listen HOST:PORT\n$/,
+    );
   });
 
   test('bad usage and bad configuration exit with 2 and the reason on standard error, without a secret', async () => {
@@ -177,7 +191,12 @@ suite('command-line', SIDE_BY_SIDE, () => {
     for (const [token, status] of [[secret, 200], [hashed, 401]] as const) {
       assert.equal((await ask(gateway, { headers: { authorization: `Bearer ${token}` } })).status, status);
     }
-    const named = (await cli(['token', 'phone'])).stdout.trimEnd().split('\n');
+    const { stdout: line, stderr: remark } = await cli(['token', 'phone']);
+    assert.match(
+      remark,
+      /^gateway: nothing in this line confines the token; add phone RECIPIENT… makes one that is confined\n$/,
+    );
+    const named = line.trimEnd().split('\n');
     assert.notEqual(named[0], `secret  ${secret}`);
     assert.deepEqual(JSON.parse(`{${named[2]}}`), { phone: { secret: named[1]!.replace('digest  ', '') } });
     assert.equal((await cli(['hash'], { input: `${secret}\r\n` })).stdout, `${hashed}\n`);
@@ -215,7 +234,7 @@ suite('command-line', SIDE_BY_SIDE, () => {
       ...['listen port 8880, for other machines too', 'backend http://backend:1/p', 'tokens 7'],
       'warning: the token "home" has expired',
       `  home | may call send, GET /v1/groups/:number | presented as path | sends from ${FROM} | sends to ${TO}, group.* | rate 30/1m | from 10.0.0.0/8 | expires 2020-01-01T23:59:59.999Z | ${WARNED}`,
-      `  plain | may call send, info | presented as bearer, basic, body | sends from any account | sends to anyone | ${open} | expires never`,
+      `  plain | may call send, info | presented as bearer, basic, body | sends from any account | sends to anyone | ${open} | expires never | warning nothing confines it: it may send from any account to anyone`,
       `  hook | may call send, info | presented as bearer, basic, body | sends from ${FROM} | sends to ${TO}, ${GROUP} | ${open} | webhooks become messages, with the text from a template; by default with number ${FROM}, recipients ${TO} and ${GROUP}, text_mode styled | expires never | ${WARNED}`,
       `  other | may call send, info | presented as bearer, basic, body | sends from ${FROM} | sends to anyone | ${open} | webhooks become messages, with the text from a template; by default with number ${FROM}, recipients ${TO} | expires never | ${WARNED}`,
       `  barred | may call send, info | presented as bearer, basic, body | sends from ${FROM} | sends to ${TO} | ${open} | webhooks become messages; by default with number ${FROM}, recipients ${TO} and ${STRANGER}; warning: they will be refused: This token may not send to one of these recipients: a phone number that is not on its list ("recipients", or else those in "defaults"). | expires never | ${WARNED}`,
@@ -280,7 +299,12 @@ suite('command-line', SIDE_BY_SIDE, () => {
     }
     const laid = (fields: object): string => JSON.stringify({ message: 'x', ...fields });
     const rows: [number, string, string, RegExp][] = [
-      [1, 'hook', '{"a":1}', /^The send would lack message; the body's top-level keys are "a"\. .*\n$/],
+      [
+        1,
+        'hook',
+        '{"a":1}',
+        /^The token's template finds nothing in this body; correct its names\. The body's top-level keys are "a"\.\n$/,
+      ],
       [1, 'text', laid({ recipients: [STRANGER] }), /^This token may not send to .*: a phone number .*\.\n$/],
       [
         1,

@@ -135,6 +135,9 @@ suite('config', SIDE_BY_SIDE, () => {
     {"tokens":null,"clients":null,"tls":{"cert":null}} → tokens: ${isNull} | clients: ${isNull} | tls.cert: ${isNull}
     {"tokens":{"a":null,"b":{"secret":null}},"backend":null} → backend: ${isNull} | tokens[0]: ${isNull} | tokens.b.secret: ${isNull}
     @ {"rate":null,"defaults":{"number":null}} → tokens.test.rate: ${isNull} | tokens.test.defaults.number: ${isNull}
+    {"tokens":{"a":{"secret":"${SECRET}"},"message":"{{x}}"}} → tokens[1]: "message" stands beside the tokens; move it into the braces of its token
+    {"tokens":{"defaults":{"number":"${FROM}"},"a":{"secret":"${SECRET}"}}} → tokens[0]: "defaults" stands beside the tokens; move it into the braces of its token
+    {"tokens":{"message":{"secret":"${SECRET}"}}} →
     {"tokens":{X}} → tokens[0]: must be an object with "secret" or "secretFile" | for: "a":"${SECRET}", "${SECRET}":"grafana"
     {"tokens":{"a":{}}} → tokens.a: needs exactly one of "secret" and "secretFile"
     @ {"secretFile":"/x"} → tokens.test: needs exactly one of "secret" and "secretFile"
@@ -292,6 +295,8 @@ suite('config', SIDE_BY_SIDE, () => {
     file {"allow":["send",]} → FILE: is not a JSON object: line 1, column 18: there may be no comma before "]"
     file {\n  X the rate\n  "rate": "1/1s"} → FILE: is not a JSON object: line 2, column 3: expected a key in double quotes; JSON has no comments | for: //, /*, #
     file {"rate":"1/1s" X x\n} → FILE: is not a JSON object: line 1, column 16: expected a comma, or the closing bracket or brace; JSON has no comments | for: //, /*, #
+    file {"tokens": {\n  {"a": {"secret": "x"}}\n}} → FILE: is not a JSON object: line 2, column 3: expected a key in double quotes; leave out the outer braces of what was pasted
+    file {"rate": "1/1s",{"log":{}}} → FILE: is not a JSON object: line 1, column 17: expected a key in double quotes; leave out the outer braces of what was pasted
     file {"rate":X "1/1s"} → FILE: is not a JSON object: line 1, column 10: expected a value; JSON has no comments | for: //, /*, #
     file {X rate": "1/1s"} → FILE: is not a JSON object: line 1, column 2: expected a key in double quotes; X is no quote of JSON, write " | for: “, ”, ‘, «, '
     file {"rate":X 1/1s"} → FILE: is not a JSON object: line 1, column 10: expected a value; X is no quote of JSON, write " | for: “, '
@@ -497,15 +502,30 @@ suite('config', SIDE_BY_SIDE, () => {
     }
   });
 
-  test('a token that has expired is a warning when the gateway starts, and on reload', async (t) => {
+  test('a token that has expired, or does so within 14 days, is a warning when the gateway starts, on reload, and in --check', async (t) => {
     const old = { old: { secret: SECRET, expires: '2020-01-01' } };
-    const fresh = { new: { secret: OTHER, expires: '2020-01-03' } };
+    const fresh = { new: { secret: OTHER, expires: '2020-01-16' } };
+    const due = { due: { secret: OTHER, expires: '2020-01-15' } };
     const { gateway } = await startBoth(t, { tokens: { ...old, ...fresh } }, { now: () => Date.parse('2020-01-02') });
     gateway.reload({ tokens: old });
     gateway.reload({ tokens: fresh });
+    gateway.reload({ tokens: due });
     const warning = 'the token "old" has expired';
-    const wanted = [['listening', 'warn', warning], ['reloaded', 'warn', warning], ['reloaded', 'info', undefined]];
+    const wanted = [
+      ['listening', 'warn', warning],
+      ['reloaded', 'warn', warning],
+      ['reloaded', 'info', undefined],
+      ['reloaded', 'warn', 'the token "due" expires soon: 2020-01-15T23:59:59.999Z'],
+    ];
     assert.deepEqual(logLines(gateway.log).map(({ message, level, warning }) => [message, level, warning]), wanted);
+    const expires = new Date(Date.now() + 7 * 86_400_000).toISOString();
+    const { code, stdout } = await cli([
+      '--check',
+      '--config',
+      fileWith(t, { tokens: { soon: { secret: SECRET, expires } } }),
+    ]);
+    assert.equal(code, 0);
+    assert.match(stdout, /^warning: the token "soon" expires soon: \d{4}-/m);
   });
 
   test('what stands in an entry of tokens belongs to the secret, quotes too; the digest of nothing is refused everywhere', (t) => {

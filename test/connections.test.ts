@@ -496,7 +496,10 @@ suite('connecting', SIDE_BY_SIDE, () => {
 test('a port that cannot be opened is an error with advice', async (t) => {
   const { host, port } = await startBackend(t);
   const rows: [listen: string, message: RegExp][] = [
-    [`${host}:${port}`, /; use another port with --listen HOST:PORT\n$/],
+    [
+      `${host}:${port}`,
+      /; does the demo or another gateway still run\? Stop it, or use another port with --listen HOST:PORT\n$/,
+    ],
     ['192.0.2.1:0', /; --listen needs an address of this machine; :PORT means all of them\n$/],
   ];
   if (isNode) rows.push(['nowhere.invalid:0', rows[1]![1]]); // Bun 1.4 has other codes for an unknown name

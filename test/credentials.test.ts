@@ -118,9 +118,10 @@ suite('credentials', SIDE_BY_SIDE, () => {
 
   table('every 401 is the same, whatever was wrong, and has both challenges', EXPIRED)`
     * ${THE_401}
-    bearer wrong → reason=unknown_token ;; bearer ${OTHER} → reason=expired_token
-    basic api:${OTHER} → reason=expired_token ;; basic → reason=method_not_accepted
-    GET /@auth=${SECRET}/v1/about → reason=method_not_accepted ;; basic root:${SECRET} → reason=wrong_user
+    bearer wrong → reason=unknown_token | token=undefined ;; bearer ${OTHER} → reason=expired_token | token=other
+    basic api:${OTHER} → reason=expired_token | token=other ;; basic → reason=method_not_accepted | token=test
+    GET /@auth=${SECRET}/v1/about → reason=method_not_accepted | token=test
+    basic root:${SECRET} → reason=wrong_user | token=test ;; basic root:wrong → reason=wrong_user | token=undefined
     basic ${SECRET} → reason=wrong_user ;; Authorization: ${SECRET} → reason=unknown_scheme
     basic API:${SECRET} → reason=wrong_user ;; basic Api:${SECRET} → reason=wrong_user
     Authorization: Token ${SECRET} → reason=unknown_scheme

@@ -13,7 +13,7 @@ import { FILE } from './gateway.ts';
 import { SIDE_BY_SIDE, test } from './guard.ts';
 import { table } from './rows.ts';
 import { isDeno, LOADER } from './runtime.ts';
-import { BEARER, DASHBOARD, DEFAULTS, FROM, MESSAGE, OTHER, RECEIVE, SECRET, STRANGER, TO } from './samples.ts';
+import { BEARER, DASHBOARD, DEFAULTS, FROM, LAST, MESSAGE, OTHER, RECEIVE, SECRET, STRANGER, TO } from './samples.ts';
 import { copiesOf, HEADER_NAMES, SPELLINGS } from './spellings.ts';
 import { program, start, startBoth, startGateway, startProcess } from './start.ts';
 
@@ -135,12 +135,14 @@ suite('log', SIDE_BY_SIDE, () => {
 
   const DIGEST = createHash('sha256').update(SECRET).digest('hex');
   const HOOK = { defaults: DEFAULTS, message: '{{text}}' };
+  const NO_LIST = 'The body is a list; a webhook must be one JSON object, because a template cannot read a list.';
+  const MAIN = tokens({ recipients: [TO], senders: [FROM], allow: ['send'] }, HOOK);
   const NO_TOKEN =
     'The request has no token where one is looked for: in the header Authorization, in the field "auth" of the body, or, if "methods" has path or query, as /@auth=TOKEN/ or ?@auth=TOKEN in the URL. A program that drops "api:TOKEN@" from its URL needs one of these.';
 
   table(
-    'the sentence of a refusal is in the log as detail, unless all refusals of its code have the same one',
-    { ...AT_INFO, ...tokens({ recipients: [TO], senders: [FROM], allow: ['send'] }, HOOK) },
+    'the sentence of a refusal is in the log as detail, unless it says no more than the code',
+    { ...AT_INFO, tokens: { ...MAIN.tokens, old: { secret: LAST, expires: '2020-01-01' } } },
   )`
     * bearer
     {"number":"${FROM}","recipients":["${STRANGER}"],"message":"x"} → 403 recipient_not_allowed | detail=This token may not send to one of these recipients: a phone number that is not on its list ("recipients", or else those in "defaults").
@@ -150,24 +152,42 @@ suite('log', SIDE_BY_SIDE, () => {
     GET /v2/send/x?a=%0a → 400 bad_target | detail=The URL is not accepted: it contains an encoded control character.
     POST /v2/send/v2/send | {} → 404 unknown_endpoint | detail=The address has /v2/send twice; remove one of them.
     GET /v2/send/v1/about → 404 unknown_endpoint | detail=This client appends the path itself: give it the address without /v2/send.
-    POST /v1/register/${FROM} → 403 setup_blocked | detail=undefined
+    POST / | {} → 404 unknown_endpoint | detail=The address has no path; to send a message, POST to /v2/send.
+    POST /signal/v2/send | {} → 404 unknown_endpoint | detail=The address has a path before /v2/send; remove it.
+    POST /none | {} → 404 unknown_endpoint | detail=undefined
+    # To the client, what a setup route is called is not told.
+    POST /v1/register/${FROM} → 403 setup_blocked | "do it directly on the backend."," | detail=Account setup is blocked here; do it directly on the backend, or name it in "allow": "POST /v1/register/:number".
+    POST /v1/register/${FROM}/new → 403 setup_blocked | detail=undefined
+    GET /v1/attachments | @ {"allow":["messaging"]} → 403 endpoint_not_allowed | reason=route_without_account | detail=This endpoint shows the data of all accounts, and this token may not use all of them: only "GET /v1/attachments" in its "allow" opens it.
+    POST /v1/groups/${FROM} | {} | @ {"allow":["messaging"]} → 403 endpoint_not_allowed | reason=group_change_not_named | detail=This endpoint can let others into a group, and this token may not send to everyone: only "POST /v1/groups/:number" in its "allow" opens it.
+    GET /v1/new | @ {"allow":["GET /v1/*"]} → 403 endpoint_not_allowed | reason=unknown_route_for_confined_token | detail=The gateway does not know this endpoint, so only a token without "senders", "recipients" and "defaults" may use it.
+    {} | @ {"rate":"1/1h"} → 400 bad_field
+    {} | @ {"rate":"1/1h"} → 429 rate_limited | detail=The rate 1/1h is used up; again in 3600 s.
+    {} | @ {"clients":["192.0.2.1"]} → 403 client_not_allowed | detail=The address that "client" says is not in the "clients" of this token. If it is a proxy's, set "trustedProxies".
+    {} | Content-Encoding: gzip → 415 unsupported_encoding | detail=Compressed request bodies are not accepted; send the body uncompressed.
+    {"number":"${FROM}","recipients":["Family"],"message":"x"} → 403 recipient_not_allowed | detail=This token may not send to one of these recipients: one of no known kind (phone number, user name such as name.01, UUID, group) that is not on its list ("recipients", or else those in "defaults"). A group is written as its id, "group.…", not as its name.
     bearer wrong → 401 unauthorized | reason=unknown_token | detail=No token has this secret. Often it is empty, or something was copied with it: a quote, a space, "api:", "NAME=", or, after ?@auth=, a path.
     basic home:${SECRET} → 401 unauthorized | reason=wrong_user | detail=With Basic, the user is always "api", whatever the token is called; the token is the password.
     Authorization: ${SECRET} → 401 unauthorized | detail=Write "Bearer" and a space before the token.
     Authorization: Bearer ${DIGEST} → 401 unauthorized | reason=digest | detail=This is the digest of a token, which is for the gateway; give the client the secret.
-    none | GET /v1/about?@auth=${SECRET} → 401 unauthorized | reason=method_not_accepted | detail=The token is right, but not accepted in this place: add what "auth" says here to the "methods" of the token, or put it elsewhere.
+    none | GET /v1/about?@auth=${SECRET} → 401 unauthorized | reason=method_not_accepted | token=test | detail=The token accepts bearer, basic, body; the client used query: add that to "methods", or put the token elsewhere.
+    bearer ${LAST} → 401 unauthorized | reason=expired_token | token=old | detail=The token expired on 2020-01-01: give it a later date in "expires", or make a new one.
     # Where other gateways take a token, this one has none to look up. The client gets what every 401 has.
 ${
     [
-      ...['auth', 'token', 'access_token'].map((name) => `GET /v1/about?${name}=${SECRET}`),
       ...['X-API-Key', 'X-Auth-Token'].map((name) => `GET /v1/about | ${name}: ${SECRET}`),
       `{"token":"${SECRET}","message":"x"}`,
     ].map((request) => `    none | ${request} → 401 unauthorized | reason=no_credential | detail=${NO_TOKEN}`)
   }
+    none | GET /v1/about?a=b&auth=${SECRET} → 401 unauthorized | detail=The query has "auth", which is no credential: the parameter is "@auth", and "methods" must have query.
+    none | GET /v1/about?Access_Token=${SECRET} → 401 unauthorized | detail=The query has "access_token", which is no credential: the parameter is "@auth", and "methods" must have query.
+    none | GET /v1/about?auth1=${SECRET} → 401 unauthorized | detail=${NO_TOKEN}
     none | Origin: https://x.example → 401 unauthorized | reason=origin_not_listed | detail=A page of this origin may use the gateway once "cors" has the origin.
     * bearer ${OTHER}
     '\x27{message:x}\x27' → 400 bad_json | detail=The body is JSON within a quote or a bracket: leave that out (in cmd.exe, write "{\"message\": …}"). With "Content-Type: text/plain" it is sent unchanged.
-    {"private":"x"} → 400 bad_field | "top-level keys are \"private\"" | detail=The send would lack message; the response lists the body's top-level keys. Set what the webhook lacks in the token's "defaults", or in its "message" template if that found nothing in these keys.
+    {"private":"x"} → 400 bad_field | "top-level keys are \"private\"" | detail=The token's template finds nothing in this body; correct its names. The response lists the body's top-level keys.
+    [{"text":"x"}] | Content-Type: application/json → 400 bad_json | detail=${NO_LIST}
+    [{"text":"x"}] → 400 bad_json | detail=${NO_LIST}
     {"text":"x","Recipients ":"x"} → 400 bad_field | "The field \"Recipients \" is not" | detail=The field "recipients" is not a field of a send; a send has "number", "recipients" and "base64_attachments".`;
 
   test('a log line names twenty tokens, and has the number of the others', async (t) => {

@@ -351,7 +351,7 @@ suite('messages', SIDE_BY_SIDE, () => {
 
   // With these templates a webhook that changed its shape was 201, and nobody noticed for weeks.
   table('a template that has variables outside of sections and finds none of them is 400', hook())`
-    * bearer → 400 bad_field | reason=no_message | "or in its \"message\" template if that found nothing in these keys."
+    * bearer → 400 bad_field | reason=no_message | "The token's template finds nothing in this body"
     @ {"message":"Alerts for {{receiver}}"} | {"alerts":[]} ;; @ {"message":"Alerts for {{receiver}}"} | 'hello world' ;; @ {"message":"{{a}}: {{b}}"} | {"foo":"bar"}
     @ {"message":"{{a}}: {{#b}}{{c}}{{/b}}{{^d}}{{e}}{{/d}}"} | {"b":{"c":1},"e":1} ;; @ {"message":"{{a.b}}!"} | {"a":{"c":1}}
     @ {"message":"{{#who}}{{.}}{{/who}}"} | 'hello' ;; @ {"message":"{{a}}!"} | {"base64_attachments":["QUJD"]} ;; @ {"message":"{{a}}!"} | {"b":"c","base64_attachments":["QUJD"]}
@@ -378,17 +378,19 @@ suite('messages', SIDE_BY_SIDE, () => {
 
   table('the response and the log name what a send lacks, with at most twenty short top-level keys', hook())`
     * bearer → 400 bad_field
-    @ {"defaults":{}} | {"alerts":[],"status":"x"} → reason=no_message,no_number,no_recipients | "The send would lack message and number and recipients; the body's top-level keys are "alerts", "status". "
-    @ {"defaults":{"number":"${FROM}"}} | {"message":"x","recipients":[]} → reason=no_recipients | "The send would lack recipients; the body's top-level keys are "message", "recipients". "
-    @ {"defaults":{"recipients":["${TO}"]}} | {"message":"x","number":2} → reason=no_number | "lack number; the body's top-level keys are "message", "number". "
+    @ {"defaults":{}} | {"alerts":[],"status":"x"} → reason=no_message,no_number,no_recipients | "This body has no text in "message"; give the token a template, such as "message": "{{eventType}}". The send lacks number and recipients; set this in the token's "defaults". The body's top-level keys are "alerts", "status"."
+    @ {"defaults":{"number":"${FROM}"}} | {"message":"x","recipients":[]} → reason=no_recipients | "The send lacks recipients; set this in the token's "defaults". The body's top-level keys are "message", "recipients"."
+    @ {"defaults":{"recipients":["${TO}"]}} | {"message":"x","number":2} → reason=no_number | "The send lacks number; set this in the token's "defaults". The body's top-level keys are "message", "number"."
     {} ;; '' ;; ' \n' ;; 'message=' → reason=no_message | "post the message as text, as a form, or as JSON."
-    {"message":" \n","text":"x"} → reason=no_message | "keys are "message", "text". "
-    {"message":"","sticker":"","base64_attachments":[]} → reason=no_message | "keys are "message", "sticker", "base64_attachments". "
-    @ {"message":" {{typo}}\n"} | {"message":"x","auth":"${SECRET}","\"\n":1} → reason=no_message | "keys are "message", "\"\n". "
-    @ {"message":"{{title}}"} | 'Backup done' → reason=no_message | "keys are "message". Set what the webhook lacks in the token's "defaults", or in its "message" template if that found nothing in these keys."
-    @ {"defaults":{},"message":"{{text}}"} | {"text":"x","number":"${FROM}"} → reason=no_recipients | "keys are "text", "number". "
-    {${MANY_KEYS.slice(0, 20).join()}} → reason=no_message | "keys are ${SHOWN_KEYS}. "
-    {${MANY_KEYS.join()}} → reason=no_message | "keys are ${SHOWN_KEYS}, and 89980 more. "`;
+    {"message":" \n","text":"x"} → reason=no_message | "keys are "message", "text"."
+    {"message":"","sticker":"","base64_attachments":[]} → reason=no_message | "keys are "message", "sticker", "base64_attachments"."
+    @ {"message":" {{typo}}\n"} | {"message":"x","auth":"${SECRET}","\"\n":1} → reason=no_message | "keys are "message", "\"\n"."
+    @ {"message":"{{title}}"} | 'Backup done' → reason=no_message | "The token's template finds nothing in this body; correct its names. The body's top-level keys are "message"."
+    @ {"defaults":{},"message":"{{text}}"} | {"text":"x","number":"${FROM}"} → reason=no_recipients | "keys are "text", "number"."
+    {${
+    MANY_KEYS.slice(0, 20).join()
+  }} → reason=no_message | "keys are ${SHOWN_KEYS} (… is a name of 16 characters or more)."
+    {${MANY_KEYS.join()}} → reason=no_message | "keys are ${SHOWN_KEYS}, and 89980 more (… is a name of 16 characters or more)."`;
 
   test('bytesOut of a refusal in the log is the length of its body, and 0 for a HEAD', async (t) => {
     const { gateway } = await startBoth(t);

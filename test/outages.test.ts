@@ -7,7 +7,7 @@ import { buffer as readBytes } from 'node:stream/consumers';
 import { suite } from 'node:test';
 import type { GatewayConfig } from '../gateway.ts';
 import { type Answer, outcomeOf } from './answers.ts';
-import { assert, closed, linesOf, pass, requests, until } from './assertions.ts';
+import { assert, closed, linesOf, type LogLine, pass, requests, until } from './assertions.ts';
 import { ownHost, serve, sparePort, startBackend, startRawBackend } from './backend.ts';
 import { CERTS } from './certificates.ts';
 import { ask, beginSend, open, untilServed } from './client.ts';
@@ -466,7 +466,9 @@ suite('outages', SIDE_BY_SIDE, () => {
     await up();
     await untilServed(gateway, poll); // after a pause
     assert.equal(linesOf(gateway, /^the backend is unreachable$/).length, 1); // and not that sends wait
-    assert.equal(linesOf(gateway, /reachable again/).length, 1);
+    const [{ reason: cause }] = linesOf(gateway, /is unreachable/) as [LogLine];
+    const again = linesOf(gateway, /reachable again/).map(({ reason, after }) => [reason, after]);
+    assert.deepEqual(again, [[undefined, cause]], 'what is over is no reason');
   });
 
   // Sends were 502 in waves, each after `backend.wait`, so 24 sends took 24 times as long.

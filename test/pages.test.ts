@@ -22,7 +22,7 @@ import {
 } from './files.ts';
 import { KNOWN_ROUTES } from './gateway.ts';
 import { SIDE_BY_SIDE, test } from './guard.ts';
-import { BEARER, MESSAGE, MIB, SECRET } from './samples.ts';
+import { basic, BEARER, MESSAGE, MIB, SECRET } from './samples.ts';
 import { cli, startGateway } from './start.ts';
 
 const { stdout: HELP } = await cli(['--help']);
@@ -213,7 +213,8 @@ suite('pages', SIDE_BY_SIDE, () => {
       const gateway = await startGateway(t, backend, { log: { format } });
       assert.equal((await ask(gateway, { headers: BEARER })).status, 401);
       const wrong = { authorization: 'Bearer wrong' };
-      const headers = [wrong, {}, ...[inText, inJson].flatMap((origin) => [{ origin }, { origin, ...wrong }])];
+      const named = { authorization: basic(`root:${SECRET}`) }; // the line has the token's name
+      const headers = [wrong, {}, named, ...[inText, inJson].flatMap((origin) => [{ origin }, { origin, ...wrong }])];
       for (const each of headers) assert.equal((await ask(gateway, { headers: each })).status, 401);
       const found = gateway.log.flatMap((line) => rules.flatMap((rule) => rule.exec(line)?.[1] ?? []));
       assert.deepEqual(found, headers.map(() => '127.0.0.1'), `${gateway.log}`);

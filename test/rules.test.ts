@@ -27,7 +27,7 @@ import {
   STRANGER,
   TO,
 } from './samples.ts';
-import { START_MS, startBoth, startGateway, startHolding } from './start.ts';
+import { type Gateway, START_MS, startBoth, startGateway, startHolding } from './start.ts';
 
 /** Entries of allow, and the routes that each opens: group, method and path. */
 const OPENED = {
@@ -590,8 +590,15 @@ suite('rate', SIDE_BY_SIDE, () => {
     assert.deepEqual(levels('busy'), [...Array(30).fill('error'), 'debug', 'debug']);
   });
 
+  /** Which addresses the warnings about floods name. */
+  const warnedOf = (gateway: Gateway) =>
+    linesOf(gateway, /^further refusals of an address are logged at debug level$/).map((line) => {
+      assert.equal(line.level, 'warn');
+      return [line.client, line.code];
+    });
+
   test('wrong credentials beyond the budget are 429 with Retry-After; a valid one always works', async (t) => {
-    const { clock, asks } = await startClocked(t, { trustedProxies: ['127.0.0.1'] });
+    const { both: { gateway }, clock, asks } = await startClocked(t, { trustedProxies: ['127.0.0.1'] });
     const from = (client: string, ...wanted: string[]): Promise<void> =>
       asks(`bearer ${OTHER} | X-Forwarded-For: ${client}`, ...wanted);
     // A flood must not fill the log of a small computer.
@@ -602,6 +609,8 @@ suite('rate', SIDE_BY_SIDE, () => {
     await from('203.0.113.8', '401 unauthorized');
     // A missing credential is not a wrong one, and is challenged as before.
     await asks('X-Forwarded-For: 203.0.113.7', '401 unauthorized', 'bearer → 200');
+    const codes = ['too_many_failures', 'unauthorized'];
+    assert.deepEqual(warnedOf(gateway), codes.map((code) => ['203.0.113.7', code]));
     clock.nowMs += 2000;
     await from('203.0.113.7', '401 unauthorized', '429 too_many_failures');
     // One household is one IPv6 /64.
@@ -630,7 +639,7 @@ suite('rate', SIDE_BY_SIDE, () => {
   });
 
   // 500 requests without a credential were 500 log lines, on an SD card of a few gigabytes.
-  test('a flood without a valid token is 30 log lines a minute for each address, whatever the refusal; the rest is at debug level', async (t) => {
+  test('a flood without a valid token is 30 log lines a minute for each address, whatever the refusal; the rest is at debug level, with one warning a minute for each code', async (t) => {
     const clients = ['127.0.0.1', '203.0.113.0/24', '2001:db8::/32'];
     const config = { trustedProxies: ['127.0.0.1'], clients, cors: ['https://a.example'] };
     const { both, clock, asks } = await startClocked(t, config);
@@ -650,6 +659,8 @@ suite('rate', SIDE_BY_SIDE, () => {
       flood('203.0.113.99', ...rows, 'Authorization: Digest x → 401', `bearer ${OTHER} → 401`),
       flood('2001:db8::#', rows[0]!), // one household is one IPv6 /64
     ]);
+    const codes = warnedOf(both.gateway).map(([, code]) => code).sort();
+    assert.deepEqual(codes, ['bad_target', 'client_not_allowed', 'unauthorized', 'unsupported_encoding']);
     for (let i = 0; i < 40; i++) {
       await ask(both.gateway, { path: '/healthz', headers: { 'x-forwarded-for': '203.0.113.50' } });
     }
@@ -664,8 +675,14 @@ suite('rate', SIDE_BY_SIDE, () => {
       const level = i < 30 ? 'warn' : 'debug';
       await asks(first, 'bearer → 200 | level=info', `bearer | GET /v1/accounts → 403 setup_blocked | level=${level}`);
     }
+    assert.deepEqual(warnedOf(both.gateway).at(-1), ['203.0.113.1', 'too_many_failures']);
+    const count = warnedOf(both.gateway).length;
     clock.nowMs += 2000;
     await asks(first, '401 | level=warn', '401 | level=debug');
+    assert.equal(warnedOf(both.gateway).length, count);
+    clock.nowMs += 60_000;
+    await asks(first, ...Array<string>(31).fill('401'));
+    assert.deepEqual(warnedOf(both.gateway).slice(count), [['203.0.113.1', 'unauthorized']]);
   });
 
   // With one limiter for rates and wrong credentials, unauthenticated clients could reset the rate of a token with
