@@ -6945,8 +6945,11 @@ function describeToken(token: Token) {
   const hasExample = [number, ...recipients, ...token.senders ?? [], ...token.recipients ?? []].some(isExample);
   const idle = written.filter((word) => !GROUPS.includes(word) && !canMatch(token, word))
     .map((pattern) => `${pattern} matches no route of the backend`);
+  // A pattern for one route of setup is what its owner reads. One with a wildcard opens more than that.
+  const wide = patterns.filter(({ parts }) => parts.includes('*') && SETUP_PREFIXES.has(prefixOf(parts)));
   const warnings = [
     ...idle,
+    ...(wide.length > 0 ? ['a pattern with "*" opens account setup: name the one route that is needed'] : []),
     ...(token.needsEscapes
       ? ['percent-encode its secret in URLs: it has characters other than letters, digits, . _ ~ -']
       : []),

@@ -244,6 +244,21 @@ suite('command-line', SIDE_BY_SIDE, () => {
     ]);
   });
 
+  test('--check warns of a pattern that opens more than one route of setup, and not of one that names a route', async (t) => {
+    const patterns = [
+      '* /v1/devices/*',
+      'GET /v1/accounts/*/username',
+      'GET /swagger/*',
+      '* /v1/*',
+      'GET /v1/accounts',
+    ];
+    const warned = await Promise.all(patterns.map(async (pattern) => {
+      const file = fileWith(t, { tokens: { a: { secret: SECRET, allow: [pattern] } } });
+      return (await cli(['--config', file, '--check'])).stdout.includes('opens account setup');
+    }));
+    assert.deepEqual(warned, [true, true, true, false, false]);
+  });
+
   test('--check reports each pattern that can never match, and no other; GET /v2/send can match if a token makes sends', async (t) => {
     const good =
       `GET /v1/groups/:number, GET /v1/groups/:n/:g, * /v1/groups/*, * /*, * /*/*/*/*/members, GET /swagger/*,
