@@ -539,7 +539,8 @@ type TokenSettings =
   & Partial<Omit<TokenFields, 'secret' | 'secretFile'>>
   & TokenFields['secret']
   & {
-    readonly name: string; /** Its secret in text has a character that may be a mistake. */
+    readonly name: string;
+    /** Whether its secret, given as text, has a character that may be a mistake. */
     readonly isOdd?: boolean;
   };
 
