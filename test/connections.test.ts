@@ -13,7 +13,7 @@ import { serve, startBackend, startRawBackend } from './backend.ts';
 import { CERTS } from './certificates.ts';
 import { addressOf, ask, fillBuffers, open, openHalf, raw, TELLS_FULL_BUFFERS } from './client.ts';
 import { tokens } from './configs.ts';
-import { fileWith, folder } from './files.ts';
+import { fileWith, folder, HERE } from './files.ts';
 import { FILE } from './gateway.ts';
 import { SIDE_BY_SIDE, test } from './guard.ts';
 import { send, settled } from './held.ts';
@@ -511,9 +511,14 @@ test('a port that cannot be opened is an error with advice', async (t) => {
     rows.push(['127.0.0.1:1', /; ports below 1024 need root; use --listen HOST:8880\n$/]);
   }
   for (const [listen, message] of rows) {
-    if (isRoot && listen.endsWith(':1')) process.seteuid!(65_534);
+    const isLow = listen.endsWith(':1');
+    process.chdir('/'); // another user may not look for gateway.json in this folder
+    if (isRoot && isLow) process.seteuid!(65_534);
     const env = { GATEWAY_LISTEN: listen, GATEWAY_TOKENS: SECRET };
-    const { code, stderr } = await cli([], { env }).finally(() => isRoot && isNode && process.seteuid!(0));
+    const { code, stderr } = await cli([], { env }).finally(() => {
+      if (isRoot && isLow) process.seteuid!(0);
+      process.chdir(HERE);
+    });
     assert.deepEqual([code, /^gateway: cannot run: /.test(stderr)], [1, true], stderr);
     assert.match(stderr, message);
   }
