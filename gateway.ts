@@ -912,18 +912,21 @@ const HTTP_METHODS = ['GET', 'POST', 'PUT', 'PATCH', 'DELETE'] as const;
 
 /**
  * What the row of a route can declare. The default is the stricter assumption: without a word, a route may change
- * who is in a group, has persons as recipients, accepts no body beyond its head, needs a slot, and shows the data of
- * all accounts unless its path names one. The same holds for a path without a row, except where a comment says so.
+ * who is in a group, has persons as recipients, by number or UUID, accepts no body beyond its head, needs a slot, and
+ * shows the data of all accounts unless its path names one. The same holds for a path without a row, except where a
+ * comment says so.
  *
  *   body          the backend refuses the request without a JSON body, and a large one streams
  *   any-body      there may be a body of any kind, and a large one streams
  *   same-members  adds no one to a group, so a token with `recipients` may use it
  *   to-groups     its recipients may be groups
+ *   to-names      its persons may be user names, because the backend hands them to signal-cli as such. On any other
+ *                 route signal-cli makes a phone number of a name's digits: max170123456.78 is +4917012345678
  *   no-account    shows nothing of an account, or has it in the body, so a token with `senders` may use it
  *   no-slot       does not queue: a health check must not wait, and a poll would hold a slot for a long time
  *   waits         waits for a backend that is down; Home Assistant's library asks /v1/about before each send
  */
-type Fact = 'body' | 'any-body' | 'same-members' | 'to-groups' | 'no-account' | 'no-slot' | 'waits';
+type Fact = 'body' | 'any-body' | 'same-members' | 'to-groups' | 'to-names' | 'no-account' | 'no-slot' | 'waits';
 
 type RouteRow = [method: (typeof HTTP_METHODS)[number], template: string, ...facts: Fact[]];
 
@@ -939,7 +942,7 @@ const ROUTES = Object.entries<RouteRow[]>({
   ],
   // With /v1/send, signal-cli would read the digits in a group's id as a number.
   send: [
-    ['POST', '/v2/send', 'body', 'to-groups', 'same-members', 'no-account', 'waits'],
+    ['POST', '/v2/send', 'body', 'to-groups', 'to-names', 'same-members', 'no-account', 'waits'],
     ['POST', '/v1/send', 'body', 'same-members', 'no-account', 'waits'],
   ],
   // Removes the messages that it returns. A WebSocket in json-rpc mode.
@@ -953,9 +956,9 @@ const ROUTES = Object.entries<RouteRow[]>({
     ['DELETE', '/v1/reactions/:number', 'body', 'to-groups', 'same-members'],
     ['POST', '/v1/receipts/:number', 'body', 'same-members'],
     ['DELETE', '/v1/remote-delete/:number', 'body', 'to-groups', 'same-members'],
-    ['POST', '/v1/polls/:number', 'body', 'to-groups', 'same-members'],
-    ['DELETE', '/v1/polls/:number', 'body', 'to-groups', 'same-members'],
-    ['POST', '/v1/polls/:number/vote', 'body', 'to-groups', 'same-members'],
+    ['POST', '/v1/polls/:number', 'body', 'to-groups', 'to-names', 'same-members'],
+    ['DELETE', '/v1/polls/:number', 'body', 'to-groups', 'to-names', 'same-members'],
+    ['POST', '/v1/polls/:number/vote', 'body', 'to-groups', 'to-names', 'same-members'],
     ['GET', '/v1/attachments'], // those of all accounts, as the next two
     ['GET', '/v1/attachments/:attachment'],
     ['DELETE', '/v1/attachments/:attachment', 'same-members'],
@@ -964,7 +967,7 @@ const ROUTES = Object.entries<RouteRow[]>({
     ['GET', '/v1/search'],
     ['GET', '/v1/search/:number'],
     ['GET', '/v1/groups/:number'],
-    ['POST', '/v1/groups/:number', 'body'],
+    ['POST', '/v1/groups/:number', 'body', 'to-names'], // its members, not those that it gets later
     ['GET', '/v1/groups/:number/:groupid'],
     ['DELETE', '/v1/groups/:number/:groupid', 'same-members'], // quits the group
     ['PUT', '/v1/groups/:number/:groupid', 'body'], // can create a link by which anyone can join
@@ -1010,11 +1013,11 @@ const ROUTES = Object.entries<RouteRow[]>({
     ['GET', '/v1/contacts/:number/:uuid'],
     ['GET', '/v1/contacts/:number/:uuid/avatar'],
     ['POST', '/v1/contacts/:number/sync', 'same-members'],
-    ['GET', '/v1/plugins/*', 'any-body', 'to-groups'],
-    ['POST', '/v1/plugins/*', 'any-body', 'to-groups'],
-    ['PUT', '/v1/plugins/*', 'any-body', 'to-groups'],
-    ['PATCH', '/v1/plugins/*', 'any-body', 'to-groups'],
-    ['DELETE', '/v1/plugins/*', 'any-body', 'to-groups'],
+    ['GET', '/v1/plugins/*', 'any-body', 'to-groups', 'to-names'],
+    ['POST', '/v1/plugins/*', 'any-body', 'to-groups', 'to-names'],
+    ['PUT', '/v1/plugins/*', 'any-body', 'to-groups', 'to-names'],
+    ['PATCH', '/v1/plugins/*', 'any-body', 'to-groups', 'to-names'],
+    ['DELETE', '/v1/plugins/*', 'any-body', 'to-groups', 'to-names'],
     ['GET', '/swagger/*'],
   ],
   metrics: [
@@ -3511,10 +3514,11 @@ function checkFields(token: Token, route: Route | undefined, fields: readonly Fi
     // The backend ignores an empty `recipient`.
     if (value === undefined || (isSend && key === 'recipient' && value === '')) continue;
     const isRecipient = role === 'recipient' || role === 'member';
-    // A path without a row, such as a plugin's, may have groups: a token with a list cannot use it.
-    const isPerson = role === 'member' || (route !== undefined && !declares(route, 'to-groups'));
+    // A path without a row, such as a plugin's, may have groups and names: a token with a list cannot use it.
+    const takesGroup = role !== 'member' && (route === undefined || declares(route, 'to-groups'));
+    const takesName = route === undefined || declares(route, 'to-names');
     const unsafe = role === 'attachment' ? mistakeInAttachment(value) : mistakeInArgument(value);
-    const mistake = unsafe ?? (isRecipient && mistakeInRecipient(value, isPerson));
+    const mistake = unsafe ?? (isRecipient && mistakeInRecipient(value, takesGroup, takesName));
     if (mistake) throw badField(key, mistake);
     if (role === 'sender' && token.senders?.has(value) === false) {
       throw withDetail('sender_not_allowed', `${PROBLEMS.sender_not_allowed[1]}${hintForNumber(value)}`);
@@ -3533,16 +3537,21 @@ function mistakeInArgument(value: string) {
 
 /**
  * The mistake in a recipient that the backend or signal-cli would turn into another one.
- * @param isPerson whether it must be a person, not a group.
+ * @param takesGroup whether it may be a group.
+ * @param takesName whether it may be a user name.
  */
-function mistakeInRecipient(value: string, isPerson: boolean) {
+function mistakeInRecipient(value: string, takesGroup: boolean, takesName: boolean) {
   if (/^ +\d/.test(value)) return 'may not begin with a space; in a form the "+" of a number is written %2B';
   if (isInternalId(value)) return `holds a group's "internal_id"; its "id" is needed, which is "group.…"`;
   // Attack: with "is_group", /v1/send decodes any base64 and makes it an argument of signal-cli. The pattern matches
   // the base64 of a text that begins with "-": that byte is all of "L" and the first two bits of the next letter.
-  if (isPerson && /^L[Q-Za-f][A-Za-z0-9+/=]*$/.test(value)) return 'may not begin with "-" when it is decoded';
+  if (!takesGroup && /^L[Q-Za-f][A-Za-z0-9+/=]*$/.test(value)) return 'may not begin with "-" when it is decoded';
+  // Whether or not the name is on a list, so that the answer tells nothing about the list.
+  if (!takesName && kindOf(value) === 'a user name') {
+    return 'may not be a user name here: signal-cli would dial its digits';
+  }
   if (!value.startsWith('group.')) return undefined;
-  if (isPerson) return 'must be a person here, not a group';
+  if (!takesGroup) return 'must be a person here, not a group';
   return isGroupId(value) ? undefined : 'begins with "group.", but is not the "id" of a group';
 }
 

@@ -89,10 +89,10 @@ suite('rules', SIDE_BY_SIDE, () => {
   }
 
   // POST …/:groupid/link, added as documented, gave a group's link to a token with `recipients`.
-  test('a route added to the table has every restriction until its row lifts it: it changes groups, is for persons, shows all accounts, takes no large body', async (t) => {
+  test('a route added to the table has every restriction until its row lifts it: it changes groups, is for persons by number or UUID, shows all accounts, takes no large body', async (t) => {
     const group = `/v1/groups/${FROM}/${GROUP}`;
     const large = `{"x":"${'x'.repeat(70_000)}"}`;
-    const [strict, open] = ['', ' any-body same-members to-groups no-account'];
+    const [strict, open] = ['', ' any-body same-members to-groups to-names no-account'];
     const ofGroups = `@ ${JSON.stringify({ recipients: ['group.*'] })} | bearer`;
     const ofSender = `@ ${JSON.stringify({ senders: [FROM] })} | bearer`;
     for (const facts of [strict, open]) {
@@ -105,6 +105,7 @@ suite('rules', SIDE_BY_SIDE, () => {
         `${ofGroups} | POST ${group}/link | {} → ${result('endpoint_not_allowed | reason=group_change_not_named')}`,
         `${ofSender} | GET /v1/new-things → ${result('endpoint_not_allowed | reason=route_without_account')}`,
         `bearer | POST /v1/new-things | {"recipient":"${GROUP}"} → ${facts === strict ? '400 bad_field' : '200'}`,
+        `bearer | POST /v1/new-things | {"recipient":"name.01"} → ${facts === strict ? '400 bad_field' : '200'}`,
         `bearer | POST ${group}/link → 200 ;; bearer | POST /v1/new-things | {"a":1} → 200`,
         `bearer | POST /v1/new-things | ${large} → ${facts === strict ? '413 body_too_large' : '200'}`,
       ]);
@@ -367,7 +368,7 @@ suite('rules', SIDE_BY_SIDE, () => {
     * bearer → 403 recipient_not_allowed | "one of these recipients: a UUID that is not on ${ITS_LIST}","code""
     ${['0a1b2c3d-0405-4607-8809-0a0b0c0d0e0f', '0A1B2C3D-0405-4607-8809-0A0B0C0D0E0F'].map(sendTo)}
     * bearer → 403 recipient_not_allowed | "one of these recipients: a user name that is not on ${ITS_LIST}","code""
-    ${sendTo('somebody.01')}
+    {${SAID},"recipients":["${TO}","somebody.01"]} ;; POST /v1/polls/${FROM} | {"recipient":"somebody.01"}
     * bearer → 403 recipient_not_allowed | "one of no known kind (phone number, user name such as name.01, UUID, group) "
     ${['Mum', 'Group.01', '0664x', 'somebody'].map(sendTo)}
     * bearer → 403 recipient_not_allowed | "one of these recipients: a group that is not on ${ITS_LIST}","code""
@@ -412,6 +413,30 @@ suite('rules', SIDE_BY_SIDE, () => {
     ${NO_GROUPS.map((name) => `{${SAID},"recipients":["${name}"]} ;; {${SAID},"recipient":"${name}"}`)}
     ${NO_GROUPS.map((name) => `POST /v1/send | {${SAID},"recipients":["${TO}","${name}"]}`)}
     ${ROUTES_TO.flatMap((route) => NO_GROUPS.slice(0, 3).map((name) => `${route}/${FROM} | {"recipient":"${name}"}`))}`;
+
+  const NAME = 'max170123456.78';
+
+  /** Each route on which the backend hands a person on as a phone number, and where the route has the name. */
+  const DIALLED = [
+    ...['PUT /v1/typing-indicator', 'DELETE /v1/typing-indicator', 'POST /v1/reactions', 'DELETE /v1/reactions'],
+    ...['POST /v1/receipts', 'DELETE /v1/remote-delete', 'PUT /v1/contacts'],
+  ].map((route) => `${route}/${FROM} | {"recipient":"${NAME}"}`);
+
+  // signal-cli sent what was meant for max170123456.78 to +4917012345678.
+  table("attack: have a user name's digits dialled, on each route that would, whether or not the name is listed", {
+    allow: ['messaging', '* /v1/groups/*', 'PUT /v1/contacts/:number'],
+  }, ANSWERING)`
+    * bearer | @ {} → 400 bad_field | "may not be a user name here"
+    * bearer | @ {"senders":["${FROM}"],"recipients":["${TO}","${NAME}","group.*"]} → 400 bad_field | "may not be a user name here"
+    * bearer | @ {"senders":["${FROM}"],"recipients":["${TO}","group.*"]} → 400 bad_field | "may not be a user name here"
+    ${DIALLED}
+    POST /v1/send | {${SAID},"recipients":["${TO}","${NAME}"]} ;; POST /v1/send | {${SAID},"recipient":"${NAME.toUpperCase()}"}
+    POST ${GROUPS}/${GROUP}/members | {"members":["${NAME}"]} ;; DELETE ${GROUPS}/${GROUP}/members | {"members":["${NAME}"]}
+    POST ${GROUPS}/${GROUP}/admins | {"admins":["${NAME}"]} ;; DELETE ${GROUPS}/${GROUP}/admins | {"admins":["${NAME}"]}
+    * bearer | @ {"senders":["${FROM}"],"recipients":["${NAME}","group.*"]} → 200
+    {${SAID},"recipients":["${NAME}"]} ;; {${SAID},"recipient":"${NAME}"} ;; POST ${GROUPS} | {"name":"x","members":["${NAME}"]}
+    POST /v1/polls/${FROM} | {"recipient":"${NAME}"} ;; DELETE /v1/polls/${FROM} | {"recipient":"${NAME}"}
+    POST /v1/polls/${FROM}/vote | {"recipient":"${NAME}"}`;
 
   const NO_IDS = [...NO_GROUPS, ...[INTERNAL_ID, GROUP.slice(6), 'LS11c2VybmFtZT1ldmlsLjAx', GROUP.replace('g', 'G')]]
     .map(encodeURIComponent).filter((id) => !/%(?:2f|2e|25)/i.test(id));
