@@ -172,16 +172,16 @@ interface GatewayConfig {
   tokens?: Record<string, TokenConfig>;
   /**
    * The `defaults` of every token that has no `senders`, `recipients` and `defaults` of its own, and of the gateway
-   * without tokens. They confine as a token's own do. A token with any of the three has none of the top-level ones.
+   * without tokens. They confine as `senders` and `recipients` of the top level would, if those are absent.
    */
   defaults?: {
     number?: string;
     recipients?: string[];
     text_mode?: 'normal' | 'styled';
   };
-  /** The `senders` of every token that has no `senders`, `recipients` and `defaults` of its own. */
+  /** The `senders` of every token that has neither these nor a `number` in its own `defaults`. */
   senders?: string[];
-  /** The `recipients` of every token that has no `senders`, `recipients` and `defaults` of its own. */
+  /** The `recipients` of every token that has neither these nor those in its own `defaults`. */
   recipients?: string[];
   /**
    * The endpoints that may be called: the groups send, info, receive, messaging, setup, metrics, and patterns such as
@@ -226,7 +226,7 @@ interface GatewayConfig {
 
 /**
  * One token. A field that also exists at the top level replaces the value there; if the field is absent, the token
- * inherits that value. `senders`, `recipients` and `defaults` are inherited together, by a token that has none of them.
+ * inherits that value. Only a token with none of `senders`, `recipients` and `defaults` inherits `defaults`.
  */
 interface TokenConfig {
   /**
@@ -242,13 +242,13 @@ interface TokenConfig {
   allow?: string[];
   /**
    * The accounts that the token may send from and read, each `+` and digits. `*`, which stands alone, is every account.
-   * If absent, the `number` of `defaults`, or every account if they have none.
+   * If absent, the `number` of `defaults`, or else what the top level says.
    */
   senders?: string[];
   /**
    * The recipients that the token may send to: phone numbers, user names, UUIDs and `group.…` ids. `group.*` is any
-   * group; `*`, which stands alone, is every recipient. If absent, the `recipients` of `defaults`, or every
-   * recipient if they have none.
+   * group; `*`, which stands alone, is every recipient. If absent, the `recipients` of `defaults`, or else what the
+   * top level says.
    */
   recipients?: string[];
   /** Like the top-level `rate`. */
@@ -260,7 +260,7 @@ interface TokenConfig {
   /**
    * Fields that the gateway adds to a message if the body lacks them. With `defaults` or `message`, a POST to /v2/send
    * is not relayed unchanged: the gateway builds a message from the body, which may be JSON, a form or text. Without
-   * `senders` and `recipients`, the token may use only this number and these recipients. With `text_mode` "styled", the
+   * `senders`, the token may use only this number, and without `recipients` only these. With `text_mode` "styled", the
    * backend interprets markup such as `**bold**` in a message.
    */
   defaults?: { number?: string; recipients?: string[]; text_mode?: 'normal' | 'styled' };
@@ -454,8 +454,8 @@ const SETTINGS = {
   'defaults.number': [readNumber, 'the account of a send that names none, for tokens without own lists'],
   'defaults.recipients': [readDefaultRecipients, 'the recipients of a send that names none, for the same tokens'],
   'defaults.text_mode': [readTextMode, 'normal or styled, for the same tokens'],
-  'senders': [readSenders, 'accounts that tokens without own lists may use; any if absent'],
-  'recipients': [readRecipients, 'where tokens without own lists may send; anyone if absent'],
+  'senders': [readSenders, 'accounts that a token may use if it names none; any if absent'],
+  'recipients': [readRecipients, 'where a token may send if it names nobody; anyone if absent'],
   'allow': [readAllow, 'any of send, info, receive, messaging, setup, metrics, "GET /v1/groups/*"', 'send,info'],
   'rate': [readRate, 'requests per time for each token, such as 30/1m'],
   'clients': [readAddresses, 'addresses and CIDR ranges that may connect; any if absent'],
@@ -5324,22 +5324,21 @@ function readSettings(sources: Sources) {
 /** What requests are checked against: the settings, with the values that each token inherits. */
 type Rules = Omit<ReturnType<typeof makeRules>, keyof AtStart>;
 
+type Lists = { [Field in 'senders' | 'recipients' | 'defaults']?: TokenSettings[Field] | undefined };
+
 /**
- * The list that confines a token: its own, or else its defaults, so that a body that was misread reaches nobody else.
- * Undefined for everyone.
+ * The lists that a token, or the top level, states: its own, or else those that its defaults confine to, so that a body
+ * that was misread reaches nobody else.
  */
-function listInForce(
-  own: ReadonlySet<string> | typeof EVERYONE | undefined,
-  ofDefaults: readonly string[] | undefined,
-) {
-  if (own === EVERYONE) return undefined;
-  return own ?? (ofDefaults ? new Set(ofDefaults) : undefined);
+function statedLists({ senders, recipients, defaults }: Lists): Lists {
+  return {
+    senders: senders ?? (defaults?.number === undefined ? undefined : new Set([defaults.number])),
+    recipients: recipients ?? (defaults?.recipients && new Set(defaults.recipients)),
+  };
 }
 
-/** The lists and defaults of the top level, for tokens that have none of their own. */
-function sharedLists(
-  { senders, recipients, ...settings }: Settings,
-): { [Field in 'senders' | 'recipients' | 'defaults']: TokenSettings[Field] } {
+/** The lists and defaults of the top level. */
+function sharedLists({ senders, recipients, ...settings }: Settings): Lists {
   const fields = {
     number: settings['defaults.number'],
     recipients: settings['defaults.recipients'],
@@ -5354,15 +5353,19 @@ function sharedLists(
 function makeRules(settings: Settings) {
   const { 'auth.methods': methods, allow, rate, clients } = settings;
   const shared = sharedLists(settings);
-  // A token's own value replaces an inherited one whole: merged, a list could only become wider.
+  const ofTopLevel = statedLists(shared);
+  const unlessEveryone = (list: Lists['senders']) => list === EVERYONE ? undefined : list;
+  // A token's own value replaces an inherited one whole: merged, a list could only become wider. What it does not
+  // state, the top level states, so that a restriction of one kind never lifts one of another.
   const resolve = (own: TokenSettings) => {
     const hasOwn = (own.senders ?? own.recipients ?? own.defaults) !== undefined;
-    const { senders, recipients, defaults } = hasOwn ? own : shared;
+    const ofToken = statedLists(own);
     return {
       ...{ methods, allow, rate, clients, expires: Infinity, ...own },
-      defaults,
-      senders: listInForce(senders, defaults?.number === undefined ? undefined : [defaults.number]),
-      recipients: listInForce(recipients, defaults?.recipients),
+      // A token's own lists do not make the gateway build its messages.
+      defaults: hasOwn ? own.defaults : shared.defaults,
+      senders: unlessEveryone(ofToken.senders ?? ofTopLevel.senders),
+      recipients: unlessEveryone(ofToken.recipients ?? ofTopLevel.recipients),
     } as Token;
   };
   const tokens = settings.tokens.map(resolve);

@@ -252,8 +252,9 @@ export async function playMeanings({ parts, shared = 'none' }: Batch<'meaning'>)
   const config: GatewayConfig = { allow: ['send', 'GET /v2/send'] };
   const tokens = shared === 'none' ? MEANING_TOKENS : WITHOUT_DEFAULTS;
   await desk.open({ ...tokens, ...INTRUDERS }, { ...config, ...SHARED[shared].config });
-  // Its tokens have defaults of their own, which must mean the same.
-  if (hasIntruder) await fresh.open(MEANING_TOKENS, config, true);
+  // Its tokens have defaults and lists of their own, which must mean the same.
+  const unaddressed = { ...MEANING_TOKENS.unaddressed, ...(shared !== 'none' && { recipients: [TO] }) };
+  if (hasIntruder) await fresh.open({ ...MEANING_TOKENS, unaddressed }, config, true);
   for (const [i, meaning] of parts.entries()) {
     const written = writeMeaning(meaning, unique);
     for (const [j, intrusion] of (meaning.before ?? []).entries()) {

@@ -184,9 +184,10 @@ type Lists = { accounts: readonly string[] | undefined; recipients: readonly str
 
 function listsOf(token: RuleToken, shared: SharedName): Lists {
   if (token === 'confined' || token === 'derived') return { accounts: [FROM], recipients: [TO] };
-  if (token === 'half') return { accounts: [FROM], recipients: undefined };
-  if (token === 'everyone') return { accounts: undefined, recipients: undefined };
-  return SHARED[shared]; // it has none of its own
+  const { accounts, recipients } = SHARED[shared]; // what a token does not say, the top level says
+  if (token === 'half') return { accounts: [FROM], recipients };
+  if (token === 'everyone') return { accounts, recipients: undefined };
+  return { accounts, recipients };
 }
 
 /** Which refusals a request may get for its route and its path, and must get one of. They cost no rate. */

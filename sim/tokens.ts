@@ -11,8 +11,8 @@ export const LISTS = { senders: [FROM], recipients: [TO] };
 export const DEFAULTS = { number: FROM, recipients: [TO] };
 
 /**
- * Lists and defaults at the top level, and what they mean for a token that has none of its own: which accounts it may
- * use, and to whom it may send. A token that has any of the three is not affected.
+ * Lists and defaults at the top level, and what they mean for a token that says nothing of its own: which accounts it may
+ * use, and to whom it may send.
  */
 export const SHARED = {
   none: { config: {}, accounts: undefined, recipients: undefined },

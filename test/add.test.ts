@@ -17,7 +17,7 @@ import { dirname, join } from 'node:path';
 import { buffer as readBytes, text as readText } from 'node:stream/consumers';
 import { suite } from 'node:test';
 import { pathToFileURL } from 'node:url';
-import type { GatewayConfig } from '../gateway.ts';
+import type { GatewayConfig, TokenConfig } from '../gateway.ts';
 import { assert, difference, groupsOf, until } from './assertions.ts';
 import { serve, sparePort, startBackend } from './backend.ts';
 import { ask } from './client.ts';
@@ -848,26 +848,62 @@ suite('the lists of the top level', SIDE_BY_SIDE, () => {
   });
   const SECOND = `${SECRET}-2`;
 
-  test('a token without lists and defaults has those of the top level, and is confined by them', async (t) => {
+  /** What each token may do under each top level: its accounts and its recipients, of FROM, TO, THIRD and STRANGER. */
+  const TOPS = {
+    'defaults of both': { defaults: { number: FROM, recipients: [TO] } },
+    'both lists': { senders: [FROM], recipients: [TO] },
+    'a list and defaults': { senders: [FROM], defaults: { recipients: [TO] } },
+    'lists beside wider defaults': {
+      ...{ senders: [FROM], recipients: [TO] },
+      defaults: { number: THIRD, recipients: [STRANGER] },
+    },
+  };
+  const OWN = {
+    none: [{}, [FROM], [TO]],
+    senders: [{ senders: [THIRD] }, [THIRD], [TO]],
+    recipients: [{ recipients: [STRANGER] }, [FROM], [STRANGER]],
+    textMode: [{ defaults: { text_mode: 'styled' } }, [FROM], [TO]],
+    number: [{ defaults: { number: THIRD } }, [THIRD], [TO]],
+    meant: [{ defaults: { recipients: [STRANGER] } }, [FROM], [STRANGER]],
+    anySender: [{ senders: ['*'] }, [FROM, THIRD], [TO]],
+    anyone: [{ recipients: ['*'] }, [FROM], [TO, STRANGER]],
+    free: [{ senders: ['*'], recipients: ['*'] }, [FROM, THIRD], [TO, STRANGER]],
+  } as const satisfies Record<string, readonly [TokenConfig, string[], string[]]>;
+
+  // A token with `senders` alone could write to everyone, although the top level had `recipients`.
+  for (const [title, top] of Object.entries(TOPS)) {
+    test(`what a token does not say about accounts and recipients, the top level says, and only "*" widens: ${title}`, async (t) => {
+      const backend = await startBackend(t);
+      const secretOf = (name: string) => `${SECRET}-${name}`;
+      const tokens = Object.fromEntries(
+        Object.entries(OWN).map(([name, [own]]) => [name, { secret: secretOf(name), ...own }]),
+      );
+      const gateway = await startGateway(t, backend, { ...top, tokens });
+      for (const [name, [, numbers, recipients]] of Object.entries(OWN)) {
+        for (const number of [FROM, THIRD]) {
+          for (const recipient of [TO, STRANGER]) {
+            const seen = backend.seen.length;
+            const answer = await ask(gateway, { ...send(recipient, number), ...bearer(secretOf(name)) });
+            const may = numbers.some((each) => each === number) && recipients.some((each) => each === recipient);
+            assert.equal(answer.status, may ? 201 : 403, `${name} from ${number} to ${recipient}: ${answer.text}`);
+            assert.equal(backend.seen.length - seen, may ? 1 : 0, `what the backend saw of ${name}`);
+          }
+        }
+      }
+    });
+  }
+
+  test("a token's own lists do not make the gateway build its messages of the top level's defaults", async (t) => {
     const backend = await startBackend(t);
-    const shared = [
-      { defaults: { number: FROM, recipients: [TO] } },
-      { senders: [FROM], recipients: [TO] },
-      { senders: [FROM], defaults: { recipients: [TO] } },
-    ];
-    for (const top of shared) {
-      const own = { second: { secret: SECOND, recipients: [STRANGER] } };
-      const gateway = await startGateway(t, backend, { ...top, tokens: { first: { secret: SECRET }, ...own } });
-      assert.equal((await ask(gateway, { ...send(TO), ...bearer(SECRET) })).status, 201);
-      // One of its own, and it has none of the three.
-      assert.equal((await ask(gateway, { ...send(STRANGER, THIRD), ...bearer(SECOND) })).status, 201);
-      const seen = backend.seen.length;
-      assert.equal((await ask(gateway, { ...send(STRANGER), ...bearer(SECRET) })).status, 403);
-      assert.equal((await ask(gateway, { ...send(TO, THIRD), ...bearer(SECRET) })).status, 403);
-      assert.equal((await ask(gateway, { ...send(TO), ...bearer(SECOND) })).status, 403);
-      assert.equal(backend.seen.length, seen, 'the backend saw nothing');
-    }
-    assert.deepEqual(new Set(backend.sent.map(({ number }) => number)), new Set([FROM, THIRD]));
+    const own = { senders: [FROM] };
+    const top = { defaults: { number: FROM, recipients: [TO] } };
+    const gateway = await startGateway(t, backend, { ...top, tokens: { first: { secret: SECRET, ...own } } });
+    const post = { method: 'POST', path: '/v2/send', ...bearer(SECRET) };
+    assert.equal((await ask(gateway, { ...post, body: 'Hello' })).status, 400);
+    assert.equal(backend.seen.length, 0, 'the backend saw nothing');
+    const body = JSON.stringify({ message: 'x', number: FROM, recipients: [TO] });
+    assert.equal((await ask(gateway, { ...post, body })).status, 201);
+    assert.equal(String(backend.seen[0]!.body), body, 'relayed as it is');
   });
 
   test('a text is a send with the defaults of the top level, also for a token that has only a template', async (t) => {
