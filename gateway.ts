@@ -273,7 +273,11 @@ interface TokenConfig {
 
 /** Options for tests and for programs that embed the gateway. */
 interface GatewayOptions {
-  /** The clock, in milliseconds since the epoch. Where it throws, the machine's counts. @default Date.now */
+  /**
+   * The clock, in milliseconds since the epoch. Where it throws, the machine's counts. Without it, rates are timed by
+   * performance.now(), which is never set.
+   * @default Date.now
+   */
   now?: () => number;
   /** Receives each log line, without its line feed. A line for which it throws is lost. @default standard output */
   log?: (line: string) => void;
@@ -1139,6 +1143,8 @@ function makeCore(settings: AtStart, rules: Rules, options: GatewayOptions) {
     atStart: settings,
     rules,
     now,
+    /** For rates. */
+    elapsedMs: options.now ? makeTicker(now) : () => performance.now(),
     startedMs: now(),
     metrics,
     log: makeLog(settings, now, metrics, options.log),
@@ -1957,7 +1963,7 @@ function logExchange(exchange: Exchange) {
   const flood = isRoutine ? undefined : floodKeyOf(exchange);
   const reason = origin ? 'origin_not_listed' : endedBy?.reason;
   const { logged, detail, token: refused } = endedBy?.details ?? {};
-  const isFlood = flood !== undefined && flood.lines.take(flood.key, FAILURE_RATE, core.now()) > 0;
+  const isFlood = flood !== undefined && flood.lines.take(flood.key, FAILURE_RATE, core.elapsedMs()) > 0;
   const code = endedBy?.code;
   if (isFlood && token) {
     warnRarely(core, 'further refusals of a token are logged at debug level', { token: token.name, code });
@@ -2243,7 +2249,7 @@ function identify({ core, rules, credential, client, target }: Exchange) {
   const token = rules.tokens.get(digestOf(credential.secret ?? '')); // no token has the digest of ''
   const reason = token || !isDigest(rules, credential) ? faultOfToken(token, credential, core.now()) : 'digest';
   if (token && !reason) return token;
-  const retryAfterMs = core.failureLimiter.take(failureKey(client), FAILURE_RATE, core.now());
+  const retryAfterMs = core.failureLimiter.take(failureKey(client), FAILURE_RATE, core.elapsedMs());
   const owner = token ?? rules.tokens.get(digestOf(credential.password ?? ''));
   throw new Problem(retryAfterMs > 0 ? 'too_many_failures' : 'unauthorized', reason, {
     retryAfterMs,
@@ -2556,11 +2562,13 @@ function refusalOfRoute({ allow }: Token, { method, route, segments, isSendByGet
 class RateLimiter {
   readonly #fullAtMs = new Map<string, number>();
 
-  /** Takes one from the key's bucket. Returns 0, or the milliseconds until the bucket has one again. */
+  /**
+   * Takes one from the key's bucket. Returns 0, or the milliseconds until the bucket has one again.
+   * @param nowMs a time that is never set back.
+   */
   take(key: string, { count, perMs }: { count: number; perMs: number }, nowMs: number) {
-    // A bucket is full in `perMs` at the latest. If the clock is set back, the stored time is far in the future and
-    // would lock the key out until then, so it is corrected here. A refusal also stores the corrected time; otherwise
-    // every request before the old time would find the bucket empty.
+    // A bucket is full in `perMs` at the latest. After a reload with a shorter `perMs` the stored time may be further in
+    // the future, and would lock the key out until then, so it is corrected here.
     const times = this.#fullAtMs;
     const fullAtMs = Math.min(Math.max(nowMs, times.get(key) ?? 0), nowMs + perMs);
     const nextMs = fullAtMs + perMs / count;
@@ -2575,7 +2583,7 @@ class RateLimiter {
 
 /** Counts a request against its token's rate, even if it fails later. */
 function takeRate(core: Core, token: Token) {
-  const retryAfterMs = token.rate ? core.rateLimiter.take(token.name, token.rate, core.now()) : 0;
+  const retryAfterMs = token.rate ? core.rateLimiter.take(token.name, token.rate, core.elapsedMs()) : 0;
   if (retryAfterMs <= 0) return;
   const logged = `The rate ${token.rate!.written} is used up; again in ${Math.ceil(retryAfterMs / 1000)} s.`;
   throw new Problem('rate_limited', undefined, { retryAfterMs, logged });
@@ -4974,6 +4982,21 @@ function makeClock(own = Date.now) {
   };
 }
 
+/**
+ * A time in milliseconds that a clock makes pass, and that never goes back: a clock that is set back takes nothing from
+ * a rate, and gives nothing.
+ */
+function makeTicker(now: () => number) {
+  let elapsedMs = 0;
+  let lastMs = now();
+  return () => {
+    const nowMs = now();
+    elapsedMs += Math.max(0, nowMs - lastMs);
+    lastMs = nowMs;
+    return elapsedMs;
+  };
+}
+
 /** One line per event. Every value is made by the gateway or quoted as JSON, so that no value can forge a line. */
 function makeLog(settings: AtStart, now: () => number, metrics: Metrics, sink: GatewayOptions['log']) {
   const format = settings['log.format'];
@@ -5046,7 +5069,7 @@ function textLine({ time, level, message, ...fields }: Record<string, unknown>) 
  */
 function logInternalError(core: Core, error: unknown, requestId?: string) {
   core.metrics.internalErrors++;
-  const isFlood = core.rateLimiter.take('internal error', FAILURE_RATE, core.now()) > 0;
+  const isFlood = core.rateLimiter.take('internal error', FAILURE_RATE, core.elapsedMs()) > 0;
   const stack = error instanceof Error ? error.stack : String(error);
   core.log(isFlood ? 'debug' : 'error', 'internal error', { requestId, stack });
 }
@@ -5063,7 +5086,7 @@ function joinFirst(words: readonly string[], separator: string) {
  * @param kind a word of a short list: each has its own minute.
  */
 function warnRarely(core: Core, message: string, fields?: object, kind = '') {
-  if (core.rateLimiter.take(`warning: ${message} ${kind}`, WARNING_RATE, core.now()) > 0) return;
+  if (core.rateLimiter.take(`warning: ${message} ${kind}`, WARNING_RATE, core.elapsedMs()) > 0) return;
   core.log('warn', message, fields);
 }
 

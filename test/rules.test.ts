@@ -8,7 +8,7 @@ import { ANSWERING, ANY_ROUTE, type Handler, startBackend } from './backend.ts';
 import { ask, beginSend, open, rawRequest } from './client.ts';
 import { CONFINED, tokens } from './configs.ts';
 import { type Change, changedSource, SOURCE } from './files.ts';
-import { KNOWN_ROUTES, parseTarget, RateLimiter } from './gateway.ts';
+import { createGateway, KNOWN_ROUTES, parseTarget, RateLimiter } from './gateway.ts';
 import { SIDE_BY_SIDE, test, type TestContext } from './guard.ts';
 import { settled, startHeld } from './held.ts';
 import { ROUTES } from './routes.ts';
@@ -580,6 +580,43 @@ suite('rate', SIDE_BY_SIDE, () => {
     await asks('bearer', '200', '429 rate_limited');
   });
 
+  // A clock set back took what was left, and would have given it again: the bucket was kept as a time of that clock.
+  for (const whose of ['the machine', 'an embedding program']) {
+    test(`rate: the clock of ${whose}, set back or forth and back, takes nothing from a token and gives at most one burst`, async (t) => {
+      const backend = await startBackend(t);
+      let aheadMs = 0;
+      const machine = Date.now;
+      const clock = () => machine() + aheadMs;
+      const config = { rate: '5/1d', ...tokens({}, {}) };
+      const gateway = await startGateway(t, backend, config, {}, (given, { now: _, ...options } = {}) => {
+        Date.now = clock; // the gateway keeps it
+        try {
+          return createGateway(given, whose === 'the machine' ? options : { ...options, now: clock });
+        } finally {
+          Date.now = machine;
+        }
+      });
+      const statusesOf = async (count: number): Promise<number[]> => {
+        const answers: number[] = [];
+        for (let i = 0; i < count; i++) answers.push((await ask(gateway, { headers: BEARER })).status);
+        return answers;
+      };
+      const dayMs = 86_400_000;
+      assert.deepEqual(await statusesOf(2), [200, 200]);
+      aheadMs = -400 * dayMs;
+      assert.deepEqual(await statusesOf(4), [200, 200, 200, 429], 'set back, it has the three that it had left');
+      let passed = 0;
+      for (let i = 0; i < 5; i++) {
+        for (const days of [400, -400]) {
+          aheadMs = days * dayMs;
+          passed += (await statusesOf(6)).filter((status) => status === 200).length;
+        }
+      }
+      // Who sets a program's clock forth lets its time pass: the bucket is full then, and never more than full.
+      assert.equal(passed, whose === 'the machine' ? 0 : 25);
+    });
+  }
+
   // 2718 lines a second: 64 GB a day.
   test('rate-limited requests are 30 log lines a minute for each token, and beyond that logged at debug level', async (t) => {
     const { both: { gateway }, clock, asks } = await startClocked(t, { rate: '1/1d', ...tokens({}, {}) });
@@ -736,8 +773,7 @@ suite('rate', SIDE_BY_SIDE, () => {
     assert.equal(linesOf(gateway, /^internal error$/).at(-1)!.level, 'debug');
   });
 
-  // A token was locked out for as long as the clock had been set back.
-  test('RateLimiter: a bucket refills evenly up to its size; setting the clock back locks no client out, however often it tries', () => {
+  test('RateLimiter: a bucket refills evenly up to its size; a shorter rate, or an earlier time, locks no client out, however often it tries', () => {
     const limiter = new RateLimiter();
     const rate = { count: 7, perMs: 1000 };
     for (let i = 0; i < 7; i++) assert.equal(limiter.take('a', rate, 0), 0);
