@@ -669,8 +669,11 @@ const BUSY_RETRY_MS = 10_000;
 const BACKLOG_LIMIT_BYTES = 1024 * 1024;
 /** How many chunks a client may send before its WebSocket is open. It should send none (RFC 6455 4.1). */
 const EARLY_LIMIT = 16;
-/** How often open WebSockets are checked for tokens that have expired. */
-const TUNNEL_SWEEP_MS = 30_000;
+/**
+ * How often open WebSockets and running requests are checked for tokens that have expired. Also how long the answer to a
+ * request that the backend may have acted on is left to end.
+ */
+const RECHECK_MS = 30_000;
 /** How long a WebSocket, or a connection to the backend, may be silent before TCP probes its peer. */
 const SILENCE_MS = 30_000;
 
@@ -1499,7 +1502,7 @@ function applySettings(core: Core, settings: Settings) {
   // so (test "the gateway speaks TLS, and a reload brings…").
   if (tls && 'setSecureContext' in server) server.setSecureContext(tls); // for new connections
   else if (tls || 'setSecureContext' in server) needsRestart.push('tls');
-  closeStaleTunnels(core);
+  endStale(core);
   logRules(core, 'reloaded', { needsRestart: needsRestart.join(',') || undefined });
   return !isSameBackend;
 }
@@ -1560,7 +1563,7 @@ function logRules(
 }
 
 /**
- * Opens the port, and starts the periodic check of open WebSockets.
+ * Opens the port, and starts the periodic check of what runs.
  * @returns the URL. Rejects if the port is in use or the address is not one of this machine.
  */
 async function startListening(core: Core) {
@@ -1570,8 +1573,8 @@ async function startListening(core: Core) {
   const { address, port } = server.address() as AddressInfo;
   const scheme = tlsFiles(atStart) ? 'https' : 'http';
   const url = `${scheme}://${isIP(address) === 6 ? `[${address}]` : address}:${port}`;
-  const sweep = setInterval(closeStaleTunnels, TUNNEL_SWEEP_MS, core).unref();
-  server.once('close', () => clearInterval(sweep));
+  const recheck = setInterval(endStale, RECHECK_MS, core).unref();
+  server.once('close', () => clearInterval(recheck));
   logRules(core, 'listening', { listen: url });
   return url;
 }
@@ -1584,7 +1587,7 @@ async function closeGateway(core: Core) {
   const { server, running, connections } = core;
   core.draining = true;
   core.upstream.gate.stopIfIdle(core);
-  closeStaleTunnels(core);
+  for (const close of core.tunnels.values()) close('shutdown');
   for (const exchange of running) if (exchange.stage === 'waiting') exchange.end(new Problem('shutting_down'));
   if (!server.listening) return;
   const closed = once(server, 'close');
@@ -1699,6 +1702,8 @@ class Exchange {
   heldBytes = 0;
   /** How many bytes of an incomplete large body the backend has. */
   uploadBytes = 0;
+  /** When the head of the response arrived, by performance.now(). */
+  answeredMs = 0;
   /**
    * The request to the backend, which ends with the exchange. Not a closure, whose context would keep a whole request
    * of node:http alive and take twice the memory.
@@ -1869,8 +1874,9 @@ async function handle(exchange: Exchange, isUpgrade: boolean) {
 
     // Only once: see `relay`. A message that was built opens no WebSocket.
     await relay(exchange, content, isUpgrade && !exchange.isBuiltMessage);
-    // The rules may have changed during the handshake, or a shutdown may have begun.
-    if (exchange.stage === 'tunnel') closeStaleTunnels(core);
+    // A handshake that the backend may act on is not refused while it waits, so the check and a shutdown come after it.
+    if (exchange.stage === 'tunnel') endStale(core);
+    if (core.draining) core.tunnels.get(exchange)?.('shutdown');
   } catch (error) {
     await refuse(exchange, error);
   } finally {
@@ -2011,21 +2017,40 @@ function levelFor({ endedBy, status }: Exchange): Level {
 }
 
 /**
- * Closes the WebSockets whose token was removed or has expired, or that would now be refused; all of them in a
- * shutdown. Otherwise a WebSocket, which is checked when it opens, could outlive its token by weeks.
+ * Ends what its token may no longer do: because it was removed or has expired, or would now be refused. Otherwise an open
+ * WebSocket or a response that streams, which was checked when it began, could outlive its token by weeks.
  */
-function closeStaleTunnels(core: Core) {
-  const { anonymous, tokens } = core.rules;
-  for (const [exchange, close] of core.tunnels) {
-    const token = anonymous ?? tokens.get(exchange.token!.digest);
-    if (core.draining) close('shutdown');
-    else if (
-      !token || (token !== anonymous && faultOfToken(token, exchange.credential!, core.now())) ||
-      refusalOfBrowser(core.rules, exchange) || refusalOfEndpoint(token, exchange.target!, exchange.client)
-    ) {
-      close('no_longer_allowed');
-    }
+function endStale(core: Core) {
+  for (const [exchange, close] of core.tunnels) if (refusalOfStale(exchange)) close(NO_LONGER_ALLOWED);
+  for (const exchange of [...core.running]) {
+    const refusal = isLeftToEnd(exchange) ? undefined : refusalOfStale(exchange);
+    if (refusal) exchange.end(refusal);
   }
+}
+
+/** The reason in the log. */
+const NO_LONGER_ALLOWED = 'no_longer_allowed';
+
+/** The problem if the rules that are now in force refuse a request which earlier ones let in. */
+function refusalOfStale(exchange: Exchange) {
+  const { core, token: former, credential, target, client } = exchange;
+  const { rules } = core;
+  if (!former) return undefined; // not let in yet
+  const token = rules.anonymous ?? rules.tokens.get(former.digest);
+  if (!token || (token !== rules.anonymous && faultOfToken(token, credential!, core.now()))) {
+    return new Problem('unauthorized', NO_LONGER_ALLOWED);
+  }
+  const refusal = refusalOfBrowser(rules, exchange) ?? refusalOfEndpoint(token, target!, client);
+  return refusal && new Problem(refusal.code, NO_LONGER_ALLOWED, refusal.details);
+}
+
+/**
+ * Whether the backend may act on a request, or has done so and its answer is short. The client of a send must learn what
+ * became of it. A poll would wait for messages, and hand them over.
+ */
+function isLeftToEnd({ stage, target, answeredMs }: Exchange) {
+  if (stage === 'sent') return target!.route?.group !== 'receive';
+  return stage === 'answered' && target!.method !== 'GET' && performance.now() - answeredMs < RECHECK_MS;
 }
 
 // #endregion
@@ -2547,7 +2572,8 @@ function refusalOfRoute({ allow }: Token, { method, route, segments, isSendByGet
     return sentence ? withDetail('unknown_endpoint', sentence) : new Problem('unknown_endpoint');
   }
   const methods = [...new Set(routes.map(({ method }) => method))];
-  const detail = `This endpoint accepts ${methods.join(', ')}, but not ${method}.${isSendByGet ? SEND_BY_GET : ''}`;
+  const asked = isSendByGet ? `GET.${SEND_BY_GET}` : `${method}.`;
+  const detail = `This endpoint accepts ${methods.join(', ')}, but not ${asked}`;
   return new Problem('method_not_allowed', undefined, { detail, allow: methods });
 }
 
@@ -2937,7 +2963,7 @@ function buildsMessages({ defaults, message }: Token) {
 async function readMessage(exchange: Exchange, body: RequestBody) {
   const token = exchange.token!;
   const target = exchange.target!;
-  exchange.target = { ...target, method: SEND_ROUTE.method, query: '', parameters: [], isSendByGet: false };
+  exchange.target = { ...target, method: SEND_ROUTE.method, query: '', parameters: [] };
   for (const [name] of target.parameters) {
     if (!target.isSendByGet && isNeverDropped(name)) {
       throw badField(nameToShow(name), 'is in the query, which is ignored for a POST');
@@ -4188,6 +4214,7 @@ async function transmit(exchange: Exchange, outgoing: http.ClientRequest, conten
     // The body is no longer needed, but the log has the outcome of the request.
     if (exchange.hasLeft) exchange.end(new Problem('client_left', `answered_${message.statusCode}`));
     exchange.stage = 'answered';
+    exchange.answeredMs = performance.now();
     exchange.wake();
   };
   outgoing.on('response', (message) => {

@@ -45,8 +45,9 @@ export function checkRequests(play: Play): void {
       find(4, `a response is neither the backend's nor a refusal: ${status} ${body.subarray(0, 80)}`);
     }
     if (status === 201 && acts === 0) find(2, 'a client got 201, and nothing was done');
-    // A handshake may be over when the shutdown starts.
-    const isOpen = code === undefined || OPEN_CODES.includes(code) || (route === 'socket' && code === 'shutting_down');
+    // A handshake may be over when a shutdown starts, or a reload refuses it.
+    const isEnded = route === 'socket' && (code === 'shutting_down' || play.versions.length > 1);
+    const isOpen = code === undefined || OPEN_CODES.includes(code) || isEnded;
     if (!isOpen && acts > 0) find(2, `a client got ${code}, and the backend has acted`);
     // No clock is needed to know that this answers another client's bytes. They may belong to another world played at
     // the same time, because on Deno all connections of a process share parsers.
@@ -61,11 +62,10 @@ export function checkRequests(play: Play): void {
   }
 }
 
-/** Invariant 3: a request from before a reload is not refused by its rules. A head is read soon after it is written. */
+/** Invariant 3: a request is refused only by rules that were in force while it ran. */
 function checkRefusal(play: Play, asked: Asked, code = ''): void {
   if (!/^(?:unauthorized|too_many_failures|(?:endpoint|sender|recipient)_not_allowed)$/.test(code)) return;
-  const readMs = asked.step.pauses ? 350 : 150;
-  const verdicts = play.verdicts(asked, 'loopMs', asked.startedLoopMs, asked.startedLoopMs + readMs);
+  const verdicts = play.verdicts(asked, 'loopMs', asked.startedLoopMs, asked.endedLoopMs!);
   if (!verdicts.includes(true)) play.find(3, `a client got ${code} against all rules of its time (${asked.mark})`);
 }
 

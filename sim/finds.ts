@@ -4,7 +4,7 @@
 export const INVARIANTS = {
   1: 'The bytes of a request travel on one connection, are a prefix of what was sent, and are acted on at most once.',
   2: 'Responses are true: a 201 was acted on, and a refusal or "nothing was sent" was not.',
-  3: 'No request exceeds the rules that its token had when it arrived; what these allow is not refused, and ' +
+  3: 'No request exceeds the rules that its token had when it arrived; what all rules of its life allow is not refused, and ' +
     'one token is served in its order.',
   4: 'Each request gets at most one response, its own and in order; a client that stays gets one if honest or acted on.',
   5: 'An honest client is served in time; backend_unreachable needs an outage of backend.wait in the request.',

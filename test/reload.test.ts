@@ -1,21 +1,27 @@
 import { once } from 'node:events';
 import { renameSync, rmSync, writeFileSync } from 'node:fs';
+import http from 'node:http';
 import { join } from 'node:path';
+import { buffer as readBytes } from 'node:stream/consumers';
 import { suite } from 'node:test';
-import { assert, linesOf, pass, problemsOf, requests, until } from './assertions.ts';
+import type { GatewayConfig, GatewayOptions, TokenConfig } from '../gateway.ts';
+import { outcomeOf } from './answers.ts';
+import { assert, closed, linesOf, type LogLine, pass, problemsOf, requests, until } from './assertions.ts';
 import { startBackend } from './backend.ts';
 import { certificate, CERTS } from './certificates.ts';
-import { ask, statusesOf } from './client.ts';
+import { ask, beginSend, open, statusesOf } from './client.ts';
 import { NO_TOKENS, tokens } from './configs.ts';
 import { type Change, changedSource, fileWith, folder, mistakesIn } from './files.ts';
 import { createGateway, FILE } from './gateway.ts';
-import { SIDE_BY_SIDE, test } from './guard.ts';
+import { SIDE_BY_SIDE, test, type TestContext } from './guard.ts';
+import { arrived, LARGE, listened, settled, statusFor } from './held.ts';
+import { holdIntervals } from './intervals.ts';
 import { isNode } from './runtime.ts';
-import { AS_OTHER, BEARER, MESSAGE, OTHER, SECRET, SECRETS } from './samples.ts';
+import { AS_OTHER, BEARER, FROM, MESSAGE, OTHER, post, SECRET, SECRETS, TO } from './samples.ts';
 import { AS_IT_IS, type Program, start, startBoth, startGateway, startHolding, startProcess } from './start.ts';
 
 suite('reload', SIDE_BY_SIDE, () => {
-  test('reload: tokens and rules apply from the next request on, not to running ones; losing all tokens does not leave the gateway open by mistake', async (t) => {
+  test('reload: tokens and rules apply from the next request on, and a send that the backend has goes on; losing all tokens does not leave the gateway open by mistake', async (t) => {
     const { backend, gateway, finish } = await startHolding(t);
     const other = { headers: AS_OTHER };
     const running = statusesOf(gateway, { body: MESSAGE, headers: BEARER });
@@ -218,5 +224,165 @@ suite('reload', SIDE_BY_SIDE, () => {
     while (await isReadTooEarly()) assert.ok(tries++ < 4, 'the file was read while it changed, four times');
     await becomes(() => writeFileSync(secretFile, OTHER));
     assert.deepEqual(await statusesOf(gateway, { headers: BEARER }, { headers: AS_OTHER }), [401, 200]);
+  });
+});
+
+suite('what runs ends with its token', SIDE_BY_SIDE, () => {
+  const secretOf = (name: string) => `secret-of-the-token-that-${name}`;
+  const headersOf = (name: string) => ({ authorization: `Bearer ${secretOf(name)}` });
+  const named = (own: Record<string, TokenConfig>): GatewayConfig => ({
+    allow: ['messaging', 'info', 'GET /api/v1/events'],
+    tokens: Object.fromEntries(
+      Object.entries(own).map(([name, settings]) => [name, { secret: secretOf(name), ...settings }]),
+    ),
+  });
+  /** Tokens that lose their right, each in its way. */
+  const LOSERS = ['goes', 'expires', 'narrows', 'moves', 'path'];
+  const LOST: Record<string, TokenConfig> = {
+    stays: {},
+    expires: { expires: '2020-01-01' },
+    narrows: { allow: ['send'] },
+    moves: { clients: ['192.0.2.1'] },
+    path: { methods: ['path'] },
+  };
+  const all = named(Object.fromEntries(['stays', ...LOSERS].map((name) => [name, {}])));
+  const isLost = (line: LogLine) => line.reason === 'no_longer_allowed';
+
+  /** A backend that answers with a head and a first part, and goes on when it is told to. */
+  async function startStreaming(t: TestContext, config = all, options?: GatewayOptions) {
+    const streams: http.ServerResponse[] = [];
+    const backend = await startBackend(t, (req, res) => {
+      req.resume();
+      streams.push(res);
+      res.writeHead(req.method === 'POST' ? 201 : 200, { 'content-type': 'text/event-stream' }).write('first, ');
+    });
+    const [gateway, sweep] = await holdIntervals(
+      (everyMs) => everyMs === 30_000,
+      async () => await startGateway(t, backend, config, options),
+    );
+    return { gateway, sweep, streams };
+  }
+
+  const withBearer = (row: string, name: string) =>
+    `${row} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${secretOf(name)}\r\n\r\n`;
+
+  for (
+    const [path, code] of [['/api/v1/events', 'unknown_endpoint'], ['/v1/attachments/abc', 'endpoint_not_allowed']]
+  ) {
+    test(`a response that streams is cut off when its token is removed, or loses the endpoint, the address or the method: ${path}`, async (t) => {
+      const { gateway, streams } = await startStreaming(t);
+      const clients = ['stays', ...LOSERS].map((name) => open(t, gateway, withBearer(`GET ${path}`, name)));
+      for (const { text } of clients) await until(() => text().includes('first, '), 'the first part of each');
+      const [stays, ...others] = clients;
+      gateway.reload(named(LOST));
+      for (const { socket } of others) await closed(socket, 'a stream whose token has lost its right');
+      for (const { text } of others) assert.ok(!text().endsWith('0\r\n\r\n'), 'a truncated body looks truncated');
+      await until(() => requests(gateway).filter(isLost).length === LOSERS.length);
+      const outcomes = requests(gateway).filter(isLost).map(({ status, code, token }) => [token, status, code]);
+      assert.deepEqual(outcomes.sort(), [
+        ['expires', 200, 'unauthorized'],
+        ['goes', 200, 'unauthorized'],
+        ['moves', 200, 'client_not_allowed'],
+        ['narrows', 200, code],
+        ['path', 200, 'unauthorized'],
+      ]);
+      for (const stream of streams) stream.end('and last');
+      await until(() => stays!.text().includes('and last'), 'the stream of the token that stays');
+    });
+  }
+
+  test('a response that streams is cut off within a minute of the day on which its token expires', async (t) => {
+    const expires = '2027-06-30T12:00:00Z';
+    let nowMs = Date.parse(expires) - 1;
+    const config = named({ stays: {}, expires: { expires } });
+    const { gateway, sweep } = await startStreaming(t, config, { now: () => nowMs });
+    const [stays, ends] = ['stays', 'expires'].map((name) => open(t, gateway, withBearer('GET /api/v1/events', name)));
+    for (const { text } of [stays!, ends!]) await until(() => text().includes('first, '));
+    sweep();
+    assert.equal(requests(gateway).length, 0, 'both go on');
+    nowMs++;
+    sweep();
+    await closed(ends!.socket);
+    await until(() => requests(gateway).some(isLost));
+    assert.equal(stays!.socket.destroyed, false);
+  });
+
+  test('a poll that waits for messages is refused when its token is removed', async (t) => {
+    const { backend, gateway } = await startHolding(t, named({ stays: {}, goes: {} }));
+    const poll = ask(gateway, { path: `/v1/receive/${FROM}?hang`, headers: headersOf('goes') });
+    await until(() => backend.seen.length === 1);
+    gateway.reload(named({ stays: {} }));
+    assert.equal(outcomeOf(await poll), '401 unauthorized');
+    assert.ok(requests(gateway).some(isLost), 'the reason is in the log');
+  });
+
+  test('a send that waits for a slot, or is not complete, is refused and never sent; one that the backend has, and its answer, go on', async (t) => {
+    const held: http.ServerResponse[] = [];
+    const backend = await startBackend(t, (req, res, seen) => {
+      readBytes(req).then((body) => held.push(res) && Object.assign(seen, { body, complete: true }), () => {});
+    });
+    const own = (...names: string[]): GatewayConfig => ({
+      ...named(Object.fromEntries(names.map((name) => [name, {}]))),
+      backend: { url: backend.url, parallel: 1, wait: '0' },
+    });
+    const gateway = await startGateway(t, backend, own('goes'));
+    const text = JSON.stringify({ ...MESSAGE, message: 'at the backend' });
+    const sent = open(t, gateway, `${post(secretOf('goes'), text.length)}${text}`);
+    await until(() => held.length === 1);
+    const waiting = ask(gateway, { body: MESSAGE, headers: headersOf('goes') });
+    const upload = listened(beginSend(gateway, { ...headersOf('goes'), 'content-length': LARGE.length }));
+    upload.write(LARGE.slice(0, -1));
+    await until(() => backend.seen.length === 2, 'the head of the large one');
+    for (let i = 0; i < 3; i++) await settled(gateway);
+    gateway.reload(own('other'));
+    assert.equal(outcomeOf(await waiting), '401 unauthorized');
+    assert.equal(await statusFor(upload), 401);
+    held[0]!.writeHead(201, { 'content-type': 'application/json' }).write('[');
+    await until(() => sent.text().includes('['), 'the beginning of the answer');
+    gateway.reload(own('other', 'third')); // its answer is on its way, and short
+    held[0]!.end(']');
+    await until(() => sent.text().endsWith('0\r\n\r\n'), 'the end of the answer');
+    await until(() => requests(gateway).filter(({ route }) => route === '/v2/send').length === 3);
+    const lines = requests(gateway).filter(({ route }) => route === '/v2/send');
+    assert.deepEqual(lines.map(({ status, reason }) => [status, reason]), [
+      [401, 'no_longer_allowed'],
+      [401, 'no_longer_allowed'],
+      [201, undefined],
+    ]);
+    assert.deepEqual(arrived(backend), ['at the backend']);
+  });
+
+  test('an answer to a send that does not end is cut off half a minute after it began', async (t) => {
+    const { gateway, sweep } = await startStreaming(t);
+    const body = JSON.stringify(MESSAGE);
+    const client = open(t, gateway, `${post(secretOf('goes'), body.length)}${body}`);
+    await until(() => client.text().includes('first, '));
+    gateway.reload(named({ stays: {} }));
+    const now = performance.now;
+    performance.now = () => now() + 31_000; // for this turn alone, in which no other test runs
+    sweep();
+    performance.now = now;
+    await closed(client.socket);
+    await until(() => requests(gateway).some(isLost));
+  });
+
+  test('a send by GET that runs keeps its right, which only its own pattern gives', async (t) => {
+    const held: http.ServerResponse[] = [];
+    const backend = await startBackend(t, (req, res) => {
+      req.resume();
+      held.push(res);
+    });
+    const own = { allow: ['GET /v2/send'], defaults: { number: FROM, recipients: [TO] } };
+    const config = { ...named({ stays: own }), backend: { url: backend.url, parallel: 1, wait: '0' } };
+    const gateway = await startGateway(t, backend, config);
+    const sends = [1, 2].map((i) => ask(gateway, { path: `/v2/send?message=${i}`, headers: headersOf('stays') }));
+    await until(() => held.length === 1);
+    for (let i = 0; i < 3; i++) await settled(gateway);
+    gateway.reload(config);
+    for (let i = 0; i < 2; i++) {
+      await until(() => held.length === i + 1);
+      held[i]!.writeHead(201).end();
+    }
+    for (const { status } of await Promise.all(sends)) assert.equal(status, 201);
   });
 });

@@ -331,16 +331,22 @@ suite('websockets', SIDE_BY_SIDE, () => {
     await closing;
   });
 
-  test('WebSocket: a reload during a handshake closes a WebSocket that its token may no longer open', async (t) => {
-    const { backend, gateway } = await startReceiving(t, () => {});
+  test('WebSocket: a reload during a handshake refuses one that its token may no longer open; where the backend may act on it, it is closed once it is open', async (t) => {
+    const own = { ...RECEIVING, allow: ['messaging'] };
+    const { backend, gateway } = await startReceiving(t, () => {}, own);
     const { socket, text } = wish(t, gateway);
     await until(() => backend.seen.length === 1);
+    const acting = wish(t, gateway, '/v1/search | bearer');
+    await until(() => backend.seen.length === 2);
     gateway.reload({ ...RECEIVING, allow: ['info'] });
-    backend.sockets[0]!.write(`${ACCEPTED}a message`);
-    await closed(socket, 'the WebSocket to be closed, as its token may no longer receive');
-    assert.doesNotMatch(text(), /a message/);
+    await closed(socket, 'the handshake to be refused, as its token may no longer receive');
+    assert.match(text(), /^HTTP\/1\.1 403 [^]*"code":"endpoint_not_allowed"/);
+    backend.sockets[1]!.write(`${ACCEPTED}a message`);
+    await closed(acting.socket, 'the WebSocket to be closed, as its token may no longer open it');
+    assert.doesNotMatch(acting.text(), /a message/);
     await until(() => linesOf(gateway, /websocket closed/).length === 1);
     assert.equal(linesOf(gateway, /websocket closed/)[0]!.reason, 'no_longer_allowed');
+    assert.equal(requests(gateway)[0].reason, 'no_longer_allowed');
   });
 
   test('WebSocket: one on which nothing is said stays open, for longer than a client may stall', async (t) => {
