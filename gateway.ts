@@ -6444,12 +6444,17 @@ function listContacts(settings: Settings, number: string) {
   );
 }
 
+/** The UUID of a contact, or ''. The backend may call anything so, and the owner copies it. */
+function uuidOf({ uuid }: Contact) {
+  return typeof uuid === 'string' && kindOf(uuid) === 'a UUID' ? uuid : '';
+}
+
 /** What the backend knows, for somebody who has named no recipient. Ids come first, so that no name looks like one. */
 async function listKnown(settings: Settings, name: string, number: string) {
   const groups = (await listGroups(settings, number)).map(({ id, name }) => ['group', id, name] as const);
   const contacts = (await listContacts(settings, number)).map((contact) => {
-    const id = [contact.number, contact.uuid].find((each) => typeof each === 'string' && isRecipient(each)) ?? '';
-    return ['contact', id as string, contact.name || contact.profile_name] as const;
+    const id = NUMBER.test(String(contact.number)) ? String(contact.number) : uuidOf(contact);
+    return ['contact', id, contact.name || contact.profile_name] as const;
   });
   const rowsOf = (known: readonly (readonly [kind: string, id: string, name: unknown])[]) => {
     const rows = known.filter(([, id]) => isRecipient(id));
@@ -6478,8 +6483,8 @@ async function findUuids(settings: Settings, number: string, ids: readonly strin
   if (!ids.some((id) => NUMBER.test(id))) return [];
   const contacts = await listContacts(settings, number).catch(() => []);
   return contacts.filter((contact) => ids.includes(String(contact.number)))
-    .map(({ number, uuid }) => ({ number, uuid: String(uuid) }))
-    .filter(({ uuid }) => PERSON.test(uuid) && !ids.includes(uuid))
+    .map((contact) => ({ ...contact, uuid: uuidOf(contact) }))
+    .filter(({ uuid }) => uuid && !ids.includes(uuid))
     .map(({ number, uuid }) => `${uuid} (${number})`);
 }
 

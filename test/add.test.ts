@@ -45,6 +45,8 @@ const KNOWN: Known = {
     { number: TO, uuid: '', name: 'Ann', profile_name: 'x' },
     { number: '', uuid: UUID, name: '', profile_name: 'Family' },
     { number: null, uuid: 'nobody', name: 'Unusable' },
+    { number: 'ann.01', uuid: GROUP, name: 'Unusable' },
+    { number: GROUP, uuid: 'ann.01', name: 'Unusable' },
   ],
   'POST /v2/send': { timestamp: '1700000000000' },
 };
@@ -640,6 +642,8 @@ suite('add', SIDE_BY_SIDE, () => {
       return (await add(fileWith(t, { backend: { url } }), words)).stdout;
     };
     const hint = `\nA bot replies to UUIDs: add ${UUID} (${TO}) to its "recipients".\n`;
+    // A backend that lies.
+    contacts.push({ number: TO, uuid: 'ann.01' }, { number: TO, uuid: GROUP }, { number: TO, uuid: STRANGER });
     assert.ok((await outputOf('bot', TO, THIRD)).includes(hint), hint);
     assert.deepEqual(asked, [`GET /v1/contacts/${FROM}`]);
     for (const [client, ...ids] of [['bot', TO, UUID], ['bot', GROUP], ['script', TO]] as const) {
