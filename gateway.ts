@@ -707,6 +707,8 @@ const SETTLE_MS = 1200;
 
 /** How many groups, and how many contacts, `add` lists. */
 const KNOWN_LIMIT = 100;
+/** How long `add` and `test` wait before they say that the backend is asked. */
+const ASK_REMARK_MS = 3000;
 /** How long the backend may take to list what it knows. In some of its modes it starts a Java program for that. */
 const LIST_TIMEOUT_MS = 60_000;
 /** The longest answer of the backend that `add` and `test` read. A large account's contacts have a few MiB. */
@@ -6594,7 +6596,8 @@ async function askForList(settings: Settings, path: string, isEntry: (entry: unk
   const { status, text } = await askBackendFor(settings, path);
   const said = `the backend ${name} answers GET ${path} with ${status}`;
   if (status !== 200) {
-    throw new Failure(`${said}: ${showAnswer(text)}${hintForAnswer(status, text)}`);
+    const whole = `${said}: ${showAnswer(text)}`;
+    throw new Failure(`${whole}${hintForAnswer(status, text, whole)}`);
   }
   const list = readAnswer(text) ?? [];
   const isRight = Array.isArray(list) && list.every(isEntry);
@@ -6602,10 +6605,15 @@ async function askForList(settings: Settings, path: string, isEntry: (entry: unk
   return list;
 }
 
-/** What to do about an answer that is no success, as the end of a sentence. What the backend says needs no guess. */
-function hintForAnswer(status: number, text: string) {
+/**
+ * What to do about an answer that is no success, as the end of a sentence. What the backend says needs no guess.
+ * @param said the sentence, with the answer.
+ */
+function hintForAnswer(status: number, text: string, said: string) {
   if (/"code":"unauthorized"/.test(text)) return adviceFor(ASK_HINTS, 'own_address');
-  if (status !== 401 && /^\s*\{"error":/.test(text)) return '';
+  if (status === 401) return adviceFor(ASK_HINTS, 'status 401'); // a proxy: the backend has no such answer
+  const hint = adviceFor(SIGNAL_HINTS, said);
+  if (hint || /^\s*\{"error":/.test(text)) return hint;
   return status >= 500 ? "; the backend's own log says why" : adviceFor(ASK_HINTS, `status ${status}`);
 }
 
@@ -6618,12 +6626,23 @@ function readAnswer(text: string): unknown {
   }
 }
 
-/** What to do about what the backend says of a send. */
-const SEND_HINTS: Hints = [
-  [/^from [^:]*\+1555.*(?:account does not exist|registered)/i, '+1555… is a number of the examples: write your own'],
-  [/account does not exist|not registered/i, 'the backend does not have this account: correct the number, or link it'],
+/** What to do about what signal-cli says, by its words in an answer of the backend. */
+const SIGNAL_HINTS: Hints = [
+  [
+    /^[^{]*(?:\+|%2B)1555.*(?:account does not exist|registered)/i,
+    '+1555… is a number of the examples: write your own',
+  ],
+  [
+    /account does not exist|not registered|no local users/i,
+    'the backend does not have this account: correct the number, or link it',
+  ],
   [/challenge|rate.?limit/i, 'Signal asks for a captcha: see the rate-limit challenge of the backend'],
   [/UNREGISTERED/i, 'a recipient has no Signal account with this number'],
+  [/authorization failed/i, 'Signal no longer knows this device: link the account again'],
+  [
+    /checking account|closed unexpectedly|connection closed|no data to encode|UnknownHost/i,
+    'the backend cannot reach Signal: check its internet connection',
+  ],
 ];
 
 /**
@@ -6655,7 +6674,7 @@ async function testToken(settings: Settings, name: string, word: string | undefi
   // Newer backends answer 201 although some recipients got nothing, and name them in "errors".
   const [first] = [readAnswer(text)].flat();
   const isSent = status === 201 && isObject(first) && first.errors === undefined;
-  if (!isSent) throw new Failure(`${said}${adviceFor(SEND_HINTS, said) || hintForAnswer(status, text)}`);
+  if (!isSent) throw new Failure(`${said}${hintForAnswer(status, text, said)}`);
   return `${said}\nLook at the phone: it shows "${message}".`;
 }
 
@@ -6729,7 +6748,8 @@ async function runCommand(args: string[], env: NodeJS.ProcessEnv, stdin: () => B
   // `--check`, `render`, a start and a reload all load in the same way, so the configuration that was checked is the
   // one that runs.
   if (isAdd) {
-    return { said: await addToken({ file: named ?? DEFAULT_FILE, env, flags: values }, rest[0]!, rest.slice(1)) };
+    const adding = addToken({ file: named ?? DEFAULT_FILE, env, flags: values }, rest[0]!, rest.slice(1));
+    return { said: await patiently(adding) };
   }
   // Looked for once: a file that appears later is read after a restart, and cannot change what runs.
   const file = named ?? (isThere(DEFAULT_FILE) ? DEFAULT_FILE : undefined);
@@ -6737,7 +6757,7 @@ async function runCommand(args: string[], env: NodeJS.ProcessEnv, stdin: () => B
   const settings = load();
   if (values.check) return { said: printCheck(settings) };
   if (isRender) return renderMessage(settings, rest[0]!, stdin());
-  if (isTest) return { said: await testToken(settings, rest[0]!, rest[1], values.from) };
+  if (isTest) return { said: await patiently(testToken(settings, rest[0]!, rest[1], values.from)) };
   const core = makeCore(settings, makeRules(settings), {});
   stopOnSignal(core.server, () => closeGateway(core));
   reloadOnChange(core, load);
@@ -6750,6 +6770,13 @@ async function runCommand(args: string[], env: NodeJS.ProcessEnv, stdin: () => B
   }
   void askBackend(core);
   return { said: '' };
+}
+
+/** Says so if a command waits long for the backend: without a word, it would seem to hang. */
+async function patiently<T>(command: Promise<T>) {
+  const remark = 'gateway: asking the backend, which takes long in normal mode\n';
+  const timer = setTimeout(() => process.stderr.write(remark), ASK_REMARK_MS);
+  return await command.finally(() => clearTimeout(timer));
 }
 
 /** By the option's name. */

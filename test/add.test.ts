@@ -24,7 +24,7 @@ import { ask } from './client.ts';
 import { blocks, CONNECTING, fileWith, folder, README } from './files.ts';
 import { SIDE_BY_SIDE, test, type TestContext } from './guard.ts';
 import { FROM, GROUP, SECRET, signed, STRANGER, THIRD, TO } from './samples.ts';
-import { cli, program, script, startGateway, startProcess } from './start.ts';
+import { cli, program, script, start, startGateway, startProcess } from './start.ts';
 
 /** The id of a group, as the backend makes it of 32 bytes. */
 const groupId = (letter: string): string => `group.${btoa(Buffer.alloc(32, letter).toString('base64'))}`;
@@ -50,6 +50,27 @@ const KNOWN: Known = {
   ],
   'POST /v2/send': { timestamp: '1700000000000' },
 };
+
+const NOT_LINKED = '; the backend does not have this account: correct the number, or link it\n';
+const OFFLINE = '; the backend cannot reach Signal: check its internet connection\n';
+
+/** What signal-cli says, and what to do then. */
+const SENTENCES: [error: string, advice: string][] = [
+  ['User +4915100000001 is not registered.\n', NOT_LINKED],
+  ['No local users found, you first need to register or link an account\n', NOT_LINKED],
+  [
+    'INFO AccountHelper - The Signal protocol expects that incoming messages are regularly received.\n' +
+    'Error while checking account +4915100000001: Closed unexpectedly\n',
+    OFFLINE,
+  ],
+  ['Link request error: Connection closed!', OFFLINE],
+  ["Couldn't create QR code: no data to encode", OFFLINE],
+  ['Failed to send message: chat.signal.org (UnknownHostException)', OFFLINE],
+  [
+    'Error while checking account +4915100000001: Authorization failed!',
+    '; Signal no longer knows this device: link the account again\n',
+  ],
+];
 
 /** A backend that answers with what it knows, and records what it was asked. A function answers by itself. */
 async function startKnowing(t: TestContext, own: Known = {}) {
@@ -427,6 +448,9 @@ suite('add', SIDE_BY_SIDE, () => {
         `with 500: {"error":"Couldn't get list of accounts: x"}\n`,
       ],
       [[500, ''], 1, "with 500: an empty body; the backend's own log says why"],
+      [[400, { error: 'Specified account does not exist' }], 1, '; the backend does not have this account: correct'],
+      ...SENTENCES.map(([error, advice]) => [[400, { error }], 1, advice] as [unknown, number, string]),
+      [[401, 'Authorization failed'], 1, 'with 401: Authorization failed; put USER:PASSWORD@ into backend.url'],
       [[200, '<html>\x1b[31m'], 1, other],
       [[200, { accounts: [] }], 1, other],
       [[200, [1]], 1, other],
@@ -473,6 +497,44 @@ suite('add', SIDE_BY_SIDE, () => {
       const { code, stderr } = await add(fileWith(t, {}), ['x', TO, '--for', client!]);
       assert.equal(code, 2);
       assert.ok(stderr.endsWith(`; ${advice}\n`), stderr);
+    }
+  });
+
+  test('add says of an account that is not linked what test says, and of a number of the examples', async (t) => {
+    const unlinked = [400, { error: 'Specified account does not exist' }];
+    const own = '+4915100000001';
+    const { url } = await startKnowing(t, {
+      [`GET /v1/groups/${FROM}`]: unlinked,
+      [`GET /v1/groups/${own}`]: unlinked,
+    });
+    const saidOf = async (from: string) => (await add(fileWith(t, { backend: { url } }), ['x', '--from', from])).stderr;
+    assert.match(
+      await saidOf(own),
+      /exist"\}; the backend does not have this account: correct the number, or link it\n$/,
+    );
+    assert.match(await saidOf(FROM), /exist"\}; \+1555… is a number of the examples: write your own\n$/);
+  });
+
+  test('add and test say that the backend is asked if it does not answer for 3 s, once, on standard error', async (t) => {
+    const remark = 'gateway: asking the backend, which takes long in normal mode\n';
+    const words = [['add', 'x', TO], ['test', 'home']];
+    const held: http.ServerResponse[] = [];
+    const hold = (res: http.ServerResponse) => void held.push(res);
+    const { url } = await startKnowing(t, { 'GET /v1/accounts': hold, 'POST /v2/send': hold });
+    const home = { secret: SECRET, defaults: { number: FROM, recipients: [TO] } };
+    for (const [i, args] of words.entries()) {
+      const file = fileWith(t, { backend: { url }, ...args[0] === 'test' && { tokens: { home } } });
+      const child = start(['--config', file, ...args]);
+      t.after(() => child.kill('SIGKILL'));
+      child.stdin.end();
+      let remarks = '';
+      child.stderr.on('data', (chunk) => void (remarks += chunk));
+      const ended = new Promise((resolve) => child.once('close', resolve));
+      await until(() => remarks.includes('\n') || child.exitCode !== null, 'the remark');
+      assert.deepEqual([remarks, child.exitCode], [remark, null]);
+      held[i]!.writeHead(i === 0 ? 200 : 201).end(JSON.stringify(i === 0 ? [FROM] : { timestamp: '1' }));
+      assert.deepEqual([await ended, remarks], [0, remark]);
+      assert.match(child.output(), i === 0 ? /it may send from/ : /Look at the phone/);
     }
   });
 
@@ -780,6 +842,7 @@ suite('test', SIDE_BY_SIDE, () => {
       const [answer, said] of [
         [[400, { error: 'Specified account does not exist' }], '; the backend does not have this account: correct'],
         [[201, partial], '; a recipient has no Signal account'],
+        ...SENTENCES.map(([error, advice]) => [[400, { error }], advice]),
       ]
     ) {
       const { url } = await startKnowing(t, { 'POST /v2/send': answer });
