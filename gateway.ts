@@ -1521,9 +1521,20 @@ function warningsOf(rules: Rules, { listen }: AtStart, nowMs: number) {
       'has a quote, a brace, ":" or ";" in its secret; tokens in text are NAME=SECRET, with commas between them',
       ({ isOdd }) => isOdd,
     ),
+    // Only of a file or the environment: the demo has such numbers.
+    ...(rules.readFrom.length > 0 && all.some(hasExample)
+      ? ['+1555… is a number of the examples; write your own']
+      : []),
     ...networks.map((entry) => `"${entry}" is a single address; a network has a length, such as 192.168.1.0/24`),
     ...certificateWarnings(rules, nowMs),
   ];
+}
+
+/** Whether a token has a number of the pages' examples. Nobody has one: there are no subscribers in the area 555. */
+function hasExample({ defaults, senders, recipients }: Token) {
+  const { number = '', recipients: byDefault = [] } = defaults ?? {};
+  const numbers = [number, ...byDefault, ...senders ?? [], ...recipients ?? []];
+  return numbers.some((number) => number.startsWith('+1555'));
 }
 
 /** Warns if the gateway's own certificate is not valid or expires soon. */
@@ -5890,6 +5901,8 @@ function checkTokenName(name: string) {
  * is wrong has no digest. Messages give an entry's position, not its text, which may be a secret.
  */
 function readTokenText(text: string, mistakes: Mistakes) {
+  // A list in the form of other products, of which each entry would be a secret with a bracket or a quote in it.
+  ensure(!isBracketed(text), IN_BRACKETS);
   const entries = text.split(/[,\n]/).map((entry) => entry.trim()).filter(Boolean);
   return entries.map((entry, i) => {
     const { name = `token-${i + 1}`, secret = '' } = TOKEN_ENTRY.exec(entry)!.groups!;
@@ -5902,10 +5915,18 @@ function readTokenText(text: string, mistakes: Mistakes) {
         /[^=]/.test(secret),
         'is a name without a secret, or a secret that ends in "=", which needs a name: write name=SECRET',
       );
+      ensure(!isBracketed(secret), IN_BRACKETS);
       return readSecret(secret);
     });
     return { ...read, name, isOdd: /["'`\u2018-\u201f:;{}]/.test(secret.replace(/^sha256:/i, '')) };
   });
+}
+
+const IN_BRACKETS = 'is in brackets: leave them out, and write SECRET or name=SECRET, with commas between them';
+
+/** Whether a text is in brackets. A password may begin or end with one, but hardly does both. */
+function isBracketed(text: string) {
+  return /^\s*["']?\[.*\]["']?\s*$/s.test(text);
 }
 
 /** Matches an entry of tokens in text. `home-assistant=` is a name: as a secret it could be guessed. */
@@ -6974,8 +6995,6 @@ function describeToken(token: Token) {
   // In lines of 80 columns, because a terminal would break longer ones inside a number.
   const wrapped = (text: string) => text.replace(/(?=.{64})(.{1,63}) /g, `$1\n${' '.repeat(17)}`);
   const lines = Object.entries(rows).flatMap(([name, said]) => said ? `    ${name.padEnd(12)} ${wrapped(said)}` : []);
-  const { number = '', recipients = [] } = token.defaults ?? {};
-  const hasExample = [number, ...recipients, ...token.senders ?? [], ...token.recipients ?? []].some(isExample);
   const idle = written.filter((word) => !GROUPS.includes(word) && !canMatch(token, word))
     .map((pattern) => `${pattern} matches no route of the backend`);
   // A pattern for one route of setup is what its owner reads. One with a wildcard opens more than that.
@@ -6995,14 +7014,8 @@ function describeToken(token: Token) {
     ...(token.digest && acts && !token.senders && !token.recipients
       ? ['nothing confines it: it may send from any account to anyone']
       : []),
-    ...(hasExample ? ['+1555… is a number of the examples; write your own'] : []),
   ].map((warning) => `    warning      ${warning}`);
   return [`  ${token.name}`, ...lines, ...warnings].join('\n');
-}
-
-/** Whether a number is one of the pages' examples: nobody has a number of the area 555. */
-function isExample(number: string) {
-  return number.startsWith('+1555');
 }
 
 /** For each kind of parameter that is checked: a value that passes. */
