@@ -1966,7 +1966,7 @@ function logExchange(exchange: Exchange) {
   const isRoutine = status < 400 && (!token || exchange.target?.route === METRICS_ROUTE);
   const flood = isRoutine ? undefined : floodKeyOf(exchange);
   const reason = origin ? 'origin_not_listed' : endedBy?.reason;
-  const { logged, detail, token: refused } = endedBy?.details ?? {};
+  const { logged, detail = detailOfAnswer(exchange), token: refused } = endedBy?.details ?? {};
   const isFlood = flood !== undefined && flood.lines.take(flood.key, FAILURE_RATE, core.now()) > 0;
   const code = endedBy?.code;
   if (isFlood && token) {
@@ -1992,6 +1992,23 @@ function logExchange(exchange: Exchange) {
     ms: Math.round(performance.now() - exchange.beganMs),
   });
   core.metrics.countRequest(exchange);
+}
+
+/**
+ * The log's sentence about an answer of the backend that its client may not have shown, or taken for the gateway's. The
+ * backend's own words have phone numbers, so they are not logged.
+ */
+function detailOfAnswer({ endedBy, req, rules, status, target, token, bytesOut }: Exchange) {
+  if (endedBy || !token) return undefined;
+  if (status === 200 && target?.route?.group === 'receive' && isWebSocket(req)) {
+    return "The backend's mode has no WebSocket: it answered with a poll, and the messages in it are gone.";
+  }
+  if (status < 400) return undefined;
+  const who = `The backend ${status < 500 ? 'refused this' : 'failed'}, not the gateway`;
+  if (target?.route === SEND_ROUTE && token !== rules.anonymous) {
+    return `${who}: the command "test ${token.name}" shows its words.`;
+  }
+  return bytesOut > 0 ? `${who}: the response has its words.` : `${who}: its own log says why.`;
 }
 
 /**
