@@ -6138,6 +6138,20 @@ interface Client {
   line: (parts: LineParts) => string;
 }
 
+/**
+ * What programs that receive may call. Attachments are named, because a token with `senders` is refused them otherwise,
+ * and signalbot then loses the message with the picture, and those after it.
+ */
+const OF_BOTS = ['messaging', 'info', 'GET /v1/attachments/:attachment'];
+
+const BOT: Client = {
+  allow: OF_BOTS,
+  methods: ['bearer', 'basic'],
+  names: 'itself',
+  repliesToUuids: true,
+  line: ({ host, secret }) => `signal_service: "${host}"\nauth: {type: bearer, token: ${secret}}`,
+};
+
 /** The clients of `--for`. A test compares this table with the pages. To support another client, add a row. */
 const CLIENTS: Record<string, Client> = {
   'script': {
@@ -6203,24 +6217,19 @@ recipients  ${recipients.join(',')}`
     },
   },
   'n8n': {
-    allow: ['messaging', 'info'],
+    allow: OF_BOTS,
     methods: ['bearer'],
     names: 'itself',
     line: ({ scheme, host, secret }) => `API URL    ${scheme}://${host}\nAPI token  ${secret}`,
   },
   'openclaw': {
-    allow: ['messaging', 'info'],
+    allow: OF_BOTS,
     methods: ['path'], // it refuses a user in its URL, and has no setting for a header
     names: 'itself',
     line: ({ scheme, host, secret }) => `url: ${scheme}://${host}/@auth=${secret}`,
   },
-  'bot': {
-    allow: ['messaging', 'info'],
-    methods: ['bearer', 'basic'],
-    names: 'itself',
-    repliesToUuids: true,
-    line: ({ host, secret }) => `signal_service: "${host}"\nauth: {type: bearer, token: ${secret}}`,
-  },
+  'bot': BOT,
+  'signalbot': BOT,
   'prometheus': {
     allow: ['metrics'],
     methods: ['bearer'],
@@ -6998,12 +7007,14 @@ function describeToken(token: Token) {
   const acts = groups.has('send') || groups.has('setup') || written.includes('GET /v2/send') ||
     patterns.some(({ method }) => method !== 'GET');
   const reads = written.some((word) => word !== 'metrics' && word !== 'GET /metrics');
+  const isOpen = (method: string, path: string) => !refusalOfEndpoint(token, parseTarget(method, path));
   const rows = {
     'may call': words(written),
     'presented': token.digest && `as ${words(token.methods)}`,
     'sends from': acts && accounts,
     'sends to': acts && (words(token.recipients) || 'anyone'),
     'reads': !acts && reads && accounts,
+    'attachments': token.senders && isOpen('GET', '/v1/attachments/x') && 'of any account, by their random ids',
     'rate': token.rate?.written ?? 'no limit',
     'from': words(token.clients?.written) || 'any address',
     'webhooks': buildsMessages(token) && describeMessages(token),

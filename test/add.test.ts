@@ -18,7 +18,7 @@ import { buffer as readBytes, text as readText } from 'node:stream/consumers';
 import { suite } from 'node:test';
 import { pathToFileURL } from 'node:url';
 import type { GatewayConfig } from '../gateway.ts';
-import { assert, difference, groupsOf, until } from './assertions.ts';
+import { assert, assertDenied, difference, groupsOf, until } from './assertions.ts';
 import { serve, sparePort, startBackend } from './backend.ts';
 import { ask } from './client.ts';
 import { blocks, CONNECTING, fileWith, folder, README } from './files.ts';
@@ -210,7 +210,8 @@ suite('add', SIDE_BY_SIDE, () => {
     const help = (await cli(['--help'])).stdout;
     const clients = /^CLIENT: ([^.]*)\./m.exec(help)![1]!.split(/,\s+/);
     assert.ok(clients.length >= 8, help);
-    const ofPage = new Set(groupsOf(CONNECTING, /^\| .*`--for ([\w-]+)` \|/gm));
+    const ofRows = groupsOf(CONNECTING, /^\| (.*, `--for .*?) \|/gm);
+    const ofPage = new Set(ofRows.flatMap((cell) => groupsOf(cell, /`--for ([\w-]+)`/g)));
     assert.deepEqual(difference('docs/clients.md', [...ofPage], '--help', clients), []);
     const entered = linesByClient(CONNECTING, 'Every client');
     const [, table] = /\n\|---\|---\|---\|\n([^]*?)\n\n/.exec(CONNECTING)!;
@@ -232,7 +233,7 @@ suite('add', SIDE_BY_SIDE, () => {
       const config = JSON.parse(readFileSync(file, 'utf8'));
       // Each of its rows in docs/clients.md has what the token may call.
       const rows = CONNECTING.split('\n').filter((row) =>
-        row.startsWith('| ') && row.includes(`, \`--for ${client}\` |`)
+        row.startsWith('| ') && row.split(' | ')[0]!.includes(`\`--for ${client}\``)
       );
       const listed = rows.map((row) => groupsOf(row.split(' | ')[1]!, /`([^`]+)`/g));
       assert.ok(rows.length > 0, `docs/clients.md has no row for ${client}`);
@@ -266,6 +267,27 @@ suite('add', SIDE_BY_SIDE, () => {
       const named = isYaml ? lines.filter((line) => /TOKEN|gateway:8880/.test(line)).map((line) => line.trim()) : lines;
       const [first] = namesIn(rows[0]!);
       assert.deepEqual(entered.get(first!), named, `the lines of ${client} in docs/clients.md`);
+    }
+  });
+
+  test('a token for a program that receives fetches an attachment, but neither lists nor deletes any', async (t) => {
+    const backend = await startBackend(t, (_, res) => void res.end('a picture'));
+    for (const client of ['bot', 'signalbot', 'n8n', 'openclaw']) {
+      const file = fileWith(t, { backend: { url: backend.url } });
+      const { stdout } = await add(file, ['x', TO, '--from', FROM, '--for', client]);
+      const { tokens } = JSON.parse(readFileSync(file, 'utf8'));
+      const gateway = await startGateway(t, backend, { tokens, auth: { methods: ['path'] } });
+      const secret = secretIn(stdout);
+      const at = client === 'openclaw' ? `/@auth=${secret}` : '';
+      const own = at ? {} : signed(`Bearer ${secret}`);
+      assert.equal((await ask(gateway, { path: `${at}/v1/attachments/abc`, ...own })).status, 200, client);
+      const before = { seen: backend.seen.length, connections: backend.connections };
+      const denied = await ask(gateway, { path: `${at}/v1/attachments`, ...own });
+      assertDenied(denied, 403, 'endpoint_not_allowed', { backend, gateway }, before);
+      const kept = await ask(gateway, { method: 'DELETE', path: `${at}/v1/attachments/abc`, ...own });
+      assertDenied(kept, 403, 'endpoint_not_allowed', { backend, gateway }, before);
+      const checked = (await cli(['--config', file, '--check'])).stdout;
+      assert.match(checked, /^ {4}attachments {2}of any account, by their random ids$/m);
     }
   });
 
