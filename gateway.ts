@@ -714,6 +714,8 @@ const SETTLE_MS = 1200;
 
 /** How many groups, and how many contacts, `add` lists. */
 const KNOWN_LIMIT = 100;
+/** How long `add` and `test` wait before they say that the backend is asked. */
+const ASK_REMARK_MS = 3000;
 /** How long the backend may take to list what it knows. In some of its modes it starts a Java program for that. */
 const LIST_TIMEOUT_MS = 60_000;
 /** The longest answer of the backend that `add` and `test` read. A large account's contacts have a few MiB. */
@@ -1531,9 +1533,20 @@ function warningsOf(rules: Rules, { listen }: AtStart, nowMs: number) {
       'has a quote, a brace, ":" or ";" in its secret; tokens in text are NAME=SECRET, with commas between them',
       ({ isOdd }) => isOdd,
     ),
+    // Only of a file or the environment: the demo has such numbers.
+    ...(rules.readFrom.length > 0 && all.some(hasExample)
+      ? ['+1555… is a number of the examples; write your own']
+      : []),
     ...networks.map((entry) => `"${entry}" is a single address; a network has a length, such as 192.168.1.0/24`),
     ...certificateWarnings(rules, nowMs),
   ];
+}
+
+/** Whether a token has a number of the pages' examples. Nobody has one: there are no subscribers in the area 555. */
+function hasExample({ defaults, senders, recipients }: Token) {
+  const { number = '', recipients: byDefault = [] } = defaults ?? {};
+  const numbers = [number, ...byDefault, ...senders ?? [], ...recipients ?? []];
+  return numbers.some((number) => number.startsWith('+1555'));
 }
 
 /** Warns if the gateway's own certificate is not valid or expires soon. */
@@ -1968,7 +1981,7 @@ function logExchange(exchange: Exchange) {
   const isRoutine = status < 400 && (!token || exchange.target?.route === METRICS_ROUTE);
   const flood = isRoutine ? undefined : floodKeyOf(exchange);
   const reason = origin ? 'origin_not_listed' : endedBy?.reason;
-  const { logged, detail, token: refused } = endedBy?.details ?? {};
+  const { logged, detail = detailOfAnswer(exchange), token: refused } = endedBy?.details ?? {};
   const isFlood = flood !== undefined && flood.lines.take(flood.key, FAILURE_RATE, core.elapsedMs()) > 0;
   const code = endedBy?.code;
   if (isFlood && token) {
@@ -1994,6 +2007,23 @@ function logExchange(exchange: Exchange) {
     ms: Math.round(performance.now() - exchange.beganMs),
   });
   core.metrics.countRequest(exchange);
+}
+
+/**
+ * The log's sentence about an answer of the backend that its client may not have shown, or taken for the gateway's. The
+ * backend's own words have phone numbers, so they are not logged.
+ */
+function detailOfAnswer({ endedBy, req, rules, status, target, token, bytesOut }: Exchange) {
+  if (endedBy || !token) return undefined;
+  if (status === 200 && target?.route?.group === 'receive' && isWebSocket(req)) {
+    return "The backend's mode has no WebSocket: it answered with a poll, and the messages in it are gone.";
+  }
+  if (status < 400) return undefined;
+  const who = `The backend ${status < 500 ? 'refused this' : 'failed'}, not the gateway`;
+  if (target?.route === SEND_ROUTE && token !== rules.anonymous) {
+    return `${who}: the command "test ${token.name}" shows its words.`;
+  }
+  return bytesOut > 0 ? `${who}: the response has its words.` : `${who}: its own log says why.`;
 }
 
 /**
@@ -5950,6 +5980,8 @@ function checkTokenName(name: string) {
  * is wrong has no digest. Messages give an entry's position, not its text, which may be a secret.
  */
 function readTokenText(text: string, mistakes: Mistakes) {
+  // A list in the form of other products, of which each entry would be a secret with a bracket or a quote in it.
+  ensure(!isBracketed(text), IN_BRACKETS);
   const entries = text.split(/[,\n]/).map((entry) => entry.trim()).filter(Boolean);
   return entries.map((entry, i) => {
     const { name = `token-${i + 1}`, secret = '' } = TOKEN_ENTRY.exec(entry)!.groups!;
@@ -5962,10 +5994,18 @@ function readTokenText(text: string, mistakes: Mistakes) {
         /[^=]/.test(secret),
         'is a name without a secret, or a secret that ends in "=", which needs a name: write name=SECRET',
       );
+      ensure(!isBracketed(secret), IN_BRACKETS);
       return readSecret(secret);
     });
     return { ...read, name, isOdd: /["'`\u2018-\u201f:;{}]/.test(secret.replace(/^sha256:/i, '')) };
   });
+}
+
+const IN_BRACKETS = 'is in brackets: leave them out, and write SECRET or name=SECRET, with commas between them';
+
+/** Whether a text is in brackets. A password may begin or end with one, but hardly does both. */
+function isBracketed(text: string) {
+  return /^\s*["']?\[.*\]["']?\s*$/s.test(text);
 }
 
 /** Matches an entry of tokens in text. `home-assistant=` is a name: as a secret it could be guessed. */
@@ -6160,6 +6200,20 @@ interface Client {
   line: (parts: LineParts) => string;
 }
 
+/**
+ * What programs that receive may call. Attachments are named, because a token with `senders` is refused them otherwise,
+ * and signalbot then loses the message with the picture, and those after it.
+ */
+const OF_BOTS = ['messaging', 'info', 'GET /v1/attachments/:attachment'];
+
+const BOT: Client = {
+  allow: OF_BOTS,
+  methods: ['bearer', 'basic'],
+  names: 'itself',
+  repliesToUuids: true,
+  line: ({ host, secret }) => `signal_service: "${host}"\nauth: {type: bearer, token: ${secret}}`,
+};
+
 /** The clients of `--for`. A test compares this table with the pages. To support another client, add a row. */
 const CLIENTS: Record<string, Client> = {
   'script': {
@@ -6225,24 +6279,19 @@ recipients  ${recipients.join(',')}`
     },
   },
   'n8n': {
-    allow: ['messaging', 'info'],
+    allow: OF_BOTS,
     methods: ['bearer'],
     names: 'itself',
     line: ({ scheme, host, secret }) => `API URL    ${scheme}://${host}\nAPI token  ${secret}`,
   },
   'openclaw': {
-    allow: ['messaging', 'info'],
+    allow: OF_BOTS,
     methods: ['path'], // it refuses a user in its URL, and has no setting for a header
     names: 'itself',
     line: ({ scheme, host, secret }) => `url: ${scheme}://${host}/@auth=${secret}`,
   },
-  'bot': {
-    allow: ['messaging', 'info'],
-    methods: ['bearer', 'basic'],
-    names: 'itself',
-    repliesToUuids: true,
-    line: ({ host, secret }) => `signal_service: "${host}"\nauth: {type: bearer, token: ${secret}}`,
-  },
+  'bot': BOT,
+  'signalbot': BOT,
   'prometheus': {
     allow: ['metrics'],
     methods: ['bearer'],
@@ -6506,12 +6555,17 @@ function listContacts(settings: Settings, number: string) {
   );
 }
 
+/** The UUID of a contact, or ''. The backend may call anything so, and the owner copies it. */
+function uuidOf({ uuid }: Contact) {
+  return typeof uuid === 'string' && kindOf(uuid) === 'a UUID' ? uuid : '';
+}
+
 /** What the backend knows, for somebody who has named no recipient. Ids come first, so that no name looks like one. */
 async function listKnown(settings: Settings, name: string, number: string) {
   const groups = (await listGroups(settings, number)).map(({ id, name }) => ['group', id, name] as const);
   const contacts = (await listContacts(settings, number)).map((contact) => {
-    const id = [contact.number, contact.uuid].find((each) => typeof each === 'string' && isRecipient(each)) ?? '';
-    return ['contact', id as string, contact.name || contact.profile_name] as const;
+    const id = NUMBER.test(String(contact.number)) ? String(contact.number) : uuidOf(contact);
+    return ['contact', id, contact.name || contact.profile_name] as const;
   });
   const rowsOf = (known: readonly (readonly [kind: string, id: string, name: unknown])[]) => {
     const rows = known.filter(([, id]) => isRecipient(id));
@@ -6540,8 +6594,8 @@ async function findUuids(settings: Settings, number: string, ids: readonly strin
   if (!ids.some((id) => NUMBER.test(id))) return [];
   const contacts = await listContacts(settings, number).catch(() => []);
   return contacts.filter((contact) => ids.includes(String(contact.number)))
-    .map(({ number, uuid }) => ({ number, uuid: String(uuid) }))
-    .filter(({ uuid }) => PERSON.test(uuid) && !ids.includes(uuid))
+    .map((contact) => ({ ...contact, uuid: uuidOf(contact) }))
+    .filter(({ uuid }) => uuid && !ids.includes(uuid))
     .map(({ number, uuid }) => `${uuid} (${number})`);
 }
 
@@ -6651,7 +6705,8 @@ async function askForList(settings: Settings, path: string, isEntry: (entry: unk
   const { status, text } = await askBackendFor(settings, path);
   const said = `the backend ${name} answers GET ${path} with ${status}`;
   if (status !== 200) {
-    throw new Failure(`${said}: ${showAnswer(text)}${hintForAnswer(status, text)}`);
+    const whole = `${said}: ${showAnswer(text)}`;
+    throw new Failure(`${whole}${hintForAnswer(status, text, whole)}`);
   }
   const list = readAnswer(text) ?? [];
   const isRight = Array.isArray(list) && list.every(isEntry);
@@ -6659,10 +6714,15 @@ async function askForList(settings: Settings, path: string, isEntry: (entry: unk
   return list;
 }
 
-/** What to do about an answer that is no success, as the end of a sentence. What the backend says needs no guess. */
-function hintForAnswer(status: number, text: string) {
+/**
+ * What to do about an answer that is no success, as the end of a sentence. What the backend says needs no guess.
+ * @param said the sentence, with the answer.
+ */
+function hintForAnswer(status: number, text: string, said: string) {
   if (/"code":"unauthorized"/.test(text)) return adviceFor(ASK_HINTS, 'own_address');
-  if (status !== 401 && /^\s*\{"error":/.test(text)) return '';
+  if (status === 401) return adviceFor(ASK_HINTS, 'status 401'); // a proxy: the backend has no such answer
+  const hint = adviceFor(SIGNAL_HINTS, said);
+  if (hint || /^\s*\{"error":/.test(text)) return hint;
   return status >= 500 ? "; the backend's own log says why" : adviceFor(ASK_HINTS, `status ${status}`);
 }
 
@@ -6675,12 +6735,23 @@ function readAnswer(text: string): unknown {
   }
 }
 
-/** What to do about what the backend says of a send. */
-const SEND_HINTS: Hints = [
-  [/^from [^:]*\+1555.*(?:account does not exist|registered)/i, '+1555… is a number of the examples: write your own'],
-  [/account does not exist|not registered/i, 'the backend does not have this account: correct the number, or link it'],
+/** What to do about what signal-cli says, by its words in an answer of the backend. */
+const SIGNAL_HINTS: Hints = [
+  [
+    /^[^{]*(?:\+|%2B)1555.*(?:account does not exist|registered)/i,
+    '+1555… is a number of the examples: write your own',
+  ],
+  [
+    /account does not exist|not registered|no local users/i,
+    'the backend does not have this account: correct the number, or link it',
+  ],
   [/challenge|rate.?limit/i, 'Signal asks for a captcha: see the rate-limit challenge of the backend'],
   [/UNREGISTERED/i, 'a recipient has no Signal account with this number'],
+  [/authorization failed/i, 'Signal no longer knows this device: link the account again'],
+  [
+    /checking account|closed unexpectedly|connection closed|no data to encode|UnknownHost/i,
+    'the backend cannot reach Signal: check its internet connection',
+  ],
 ];
 
 /**
@@ -6712,7 +6783,7 @@ async function testToken(settings: Settings, name: string, word: string | undefi
   // Newer backends answer 201 although some recipients got nothing, and name them in "errors".
   const [first] = [readAnswer(text)].flat();
   const isSent = status === 201 && isObject(first) && first.errors === undefined;
-  if (!isSent) throw new Failure(`${said}${adviceFor(SEND_HINTS, said) || hintForAnswer(status, text)}`);
+  if (!isSent) throw new Failure(`${said}${hintForAnswer(status, text, said)}`);
   return `${said}\nLook at the phone: it shows "${message}".`;
 }
 
@@ -6786,7 +6857,8 @@ async function runCommand(args: string[], env: NodeJS.ProcessEnv, stdin: () => B
   // `--check`, `render`, a start and a reload all load in the same way, so the configuration that was checked is the
   // one that runs.
   if (isAdd) {
-    return { said: await addToken({ file: named ?? DEFAULT_FILE, env, flags: values }, rest[0]!, rest.slice(1)) };
+    const adding = addToken({ file: named ?? DEFAULT_FILE, env, flags: values }, rest[0]!, rest.slice(1));
+    return { said: await patiently(adding) };
   }
   // Looked for once: a file that appears later is read after a restart, and cannot change what runs.
   const file = named ?? (isThere(DEFAULT_FILE) ? DEFAULT_FILE : undefined);
@@ -6794,7 +6866,7 @@ async function runCommand(args: string[], env: NodeJS.ProcessEnv, stdin: () => B
   const settings = load();
   if (values.check) return { said: printCheck(settings) };
   if (isRender) return renderMessage(settings, rest[0]!, stdin());
-  if (isTest) return { said: await testToken(settings, rest[0]!, rest[1], values.from) };
+  if (isTest) return { said: await patiently(testToken(settings, rest[0]!, rest[1], values.from)) };
   const core = makeCore(settings, makeRules(settings), {});
   stopOnSignal(core.server, () => closeGateway(core));
   reloadOnChange(core, load);
@@ -6807,6 +6879,13 @@ async function runCommand(args: string[], env: NodeJS.ProcessEnv, stdin: () => B
   }
   void askBackend(core);
   return { said: '' };
+}
+
+/** Says so if a command waits long for the backend: without a word, it would seem to hang. */
+async function patiently<T>(command: Promise<T>) {
+  const remark = 'gateway: asking the backend, which takes long in normal mode\n';
+  const timer = setTimeout(() => process.stderr.write(remark), ASK_REMARK_MS);
+  return await command.finally(() => clearTimeout(timer));
 }
 
 /** By the option's name. */
@@ -6990,12 +7069,14 @@ function describeToken(token: Token) {
   const acts = groups.has('send') || groups.has('setup') || written.includes('GET /v2/send') ||
     patterns.some(({ method }) => method !== 'GET');
   const reads = written.some((word) => word !== 'metrics' && word !== 'GET /metrics');
+  const isOpen = (method: string, path: string) => !refusalOfEndpoint(token, parseTarget(method, path));
   const rows = {
     'may call': words(written),
     'presented': token.digest && `as ${words(token.methods)}`,
     'sends from': acts && accounts,
     'sends to': acts && (words(token.recipients) || 'anyone'),
     'reads': !acts && reads && accounts,
+    'attachments': token.senders && isOpen('GET', '/v1/attachments/x') && 'of any account, by their random ids',
     'rate': token.rate?.written ?? 'no limit',
     'from': words(token.clients?.written) || 'any address',
     'webhooks': buildsMessages(token) && describeMessages(token),
@@ -7004,8 +7085,6 @@ function describeToken(token: Token) {
   // In lines of 80 columns, because a terminal would break longer ones inside a number.
   const wrapped = (text: string) => text.replace(/(?=.{64})(.{1,63}) /g, `$1\n${' '.repeat(17)}`);
   const lines = Object.entries(rows).flatMap(([name, said]) => said ? `    ${name.padEnd(12)} ${wrapped(said)}` : []);
-  const { number = '', recipients = [] } = token.defaults ?? {};
-  const hasExample = [number, ...recipients, ...token.senders ?? [], ...token.recipients ?? []].some(isExample);
   const idle = written.filter((word) => !GROUPS.includes(word) && !canMatch(token, word))
     .map((pattern) => `${pattern} matches no route of the backend`);
   // A pattern for one route of setup is what its owner reads. One with a wildcard opens more than that.
@@ -7025,14 +7104,8 @@ function describeToken(token: Token) {
     ...(token.digest && acts && !token.senders && !token.recipients
       ? ['nothing confines it: it may send from any account to anyone']
       : []),
-    ...(hasExample ? ['+1555… is a number of the examples; write your own'] : []),
   ].map((warning) => `    warning      ${warning}`);
   return [`  ${token.name}`, ...lines, ...warnings].join('\n');
-}
-
-/** Whether a number is one of the pages' examples: nobody has a number of the area 555. */
-function isExample(number: string) {
-  return number.startsWith('+1555');
 }
 
 /** For each kind of parameter that is checked: a value that passes. */

@@ -18,13 +18,13 @@ import { buffer as readBytes, text as readText } from 'node:stream/consumers';
 import { suite } from 'node:test';
 import { pathToFileURL } from 'node:url';
 import type { GatewayConfig, TokenConfig } from '../gateway.ts';
-import { assert, difference, groupsOf, until } from './assertions.ts';
+import { assert, assertDenied, difference, groupsOf, until } from './assertions.ts';
 import { serve, sparePort, startBackend } from './backend.ts';
 import { ask } from './client.ts';
 import { blocks, CONNECTING, fileWith, folder, README } from './files.ts';
 import { SIDE_BY_SIDE, test, type TestContext } from './guard.ts';
 import { FROM, GROUP, SECRET, signed, STRANGER, THIRD, TO } from './samples.ts';
-import { cli, program, script, startGateway, startProcess } from './start.ts';
+import { cli, program, script, start, startGateway, startProcess } from './start.ts';
 
 /** The id of a group, as the backend makes it of 32 bytes. */
 const groupId = (letter: string): string => `group.${btoa(Buffer.alloc(32, letter).toString('base64'))}`;
@@ -45,9 +45,32 @@ const KNOWN: Known = {
     { number: TO, uuid: '', name: 'Ann', profile_name: 'x' },
     { number: '', uuid: UUID, name: '', profile_name: 'Family' },
     { number: null, uuid: 'nobody', name: 'Unusable' },
+    { number: 'ann.01', uuid: GROUP, name: 'Unusable' },
+    { number: GROUP, uuid: 'ann.01', name: 'Unusable' },
   ],
   'POST /v2/send': { timestamp: '1700000000000' },
 };
+
+const NOT_LINKED = '; the backend does not have this account: correct the number, or link it\n';
+const OFFLINE = '; the backend cannot reach Signal: check its internet connection\n';
+
+/** What signal-cli says, and what to do then. */
+const SENTENCES: [error: string, advice: string][] = [
+  ['User +4915100000001 is not registered.\n', NOT_LINKED],
+  ['No local users found, you first need to register or link an account\n', NOT_LINKED],
+  [
+    'INFO AccountHelper - The Signal protocol expects that incoming messages are regularly received.\n' +
+    'Error while checking account +4915100000001: Closed unexpectedly\n',
+    OFFLINE,
+  ],
+  ['Link request error: Connection closed!', OFFLINE],
+  ["Couldn't create QR code: no data to encode", OFFLINE],
+  ['Failed to send message: chat.signal.org (UnknownHostException)', OFFLINE],
+  [
+    'Error while checking account +4915100000001: Authorization failed!',
+    '; Signal no longer knows this device: link the account again\n',
+  ],
+];
 
 /** A backend that answers with what it knows, and records what it was asked. A function answers by itself. */
 async function startKnowing(t: TestContext, own: Known = {}) {
@@ -187,7 +210,8 @@ suite('add', SIDE_BY_SIDE, () => {
     const help = (await cli(['--help'])).stdout;
     const clients = /^CLIENT: ([^.]*)\./m.exec(help)![1]!.split(/,\s+/);
     assert.ok(clients.length >= 8, help);
-    const ofPage = new Set(groupsOf(CONNECTING, /^\| .*`--for ([\w-]+)` \|/gm));
+    const ofRows = groupsOf(CONNECTING, /^\| (.*, `--for .*?) \|/gm);
+    const ofPage = new Set(ofRows.flatMap((cell) => groupsOf(cell, /`--for ([\w-]+)`/g)));
     assert.deepEqual(difference('docs/clients.md', [...ofPage], '--help', clients), []);
     const entered = linesByClient(CONNECTING, 'Every client');
     const [, table] = /\n\|---\|---\|---\|\n([^]*?)\n\n/.exec(CONNECTING)!;
@@ -209,7 +233,7 @@ suite('add', SIDE_BY_SIDE, () => {
       const config = JSON.parse(readFileSync(file, 'utf8'));
       // Each of its rows in docs/clients.md has what the token may call.
       const rows = CONNECTING.split('\n').filter((row) =>
-        row.startsWith('| ') && row.includes(`, \`--for ${client}\` |`)
+        row.startsWith('| ') && row.split(' | ')[0]!.includes(`\`--for ${client}\``)
       );
       const listed = rows.map((row) => groupsOf(row.split(' | ')[1]!, /`([^`]+)`/g));
       assert.ok(rows.length > 0, `docs/clients.md has no row for ${client}`);
@@ -243,6 +267,27 @@ suite('add', SIDE_BY_SIDE, () => {
       const named = isYaml ? lines.filter((line) => /TOKEN|gateway:8880/.test(line)).map((line) => line.trim()) : lines;
       const [first] = namesIn(rows[0]!);
       assert.deepEqual(entered.get(first!), named, `the lines of ${client} in docs/clients.md`);
+    }
+  });
+
+  test('a token for a program that receives fetches an attachment, but neither lists nor deletes any', async (t) => {
+    const backend = await startBackend(t, (_, res) => void res.end('a picture'));
+    for (const client of ['bot', 'signalbot', 'n8n', 'openclaw']) {
+      const file = fileWith(t, { backend: { url: backend.url } });
+      const { stdout } = await add(file, ['x', TO, '--from', FROM, '--for', client]);
+      const { tokens } = JSON.parse(readFileSync(file, 'utf8'));
+      const gateway = await startGateway(t, backend, { tokens, auth: { methods: ['path'] } });
+      const secret = secretIn(stdout);
+      const at = client === 'openclaw' ? `/@auth=${secret}` : '';
+      const own = at ? {} : signed(`Bearer ${secret}`);
+      assert.equal((await ask(gateway, { path: `${at}/v1/attachments/abc`, ...own })).status, 200, client);
+      const before = { seen: backend.seen.length, connections: backend.connections };
+      const denied = await ask(gateway, { path: `${at}/v1/attachments`, ...own });
+      assertDenied(denied, 403, 'endpoint_not_allowed', { backend, gateway }, before);
+      const kept = await ask(gateway, { method: 'DELETE', path: `${at}/v1/attachments/abc`, ...own });
+      assertDenied(kept, 403, 'endpoint_not_allowed', { backend, gateway }, before);
+      const checked = (await cli(['--config', file, '--check'])).stdout;
+      assert.match(checked, /^ {4}attachments {2}of any account, by their random ids$/m);
     }
   });
 
@@ -425,6 +470,9 @@ suite('add', SIDE_BY_SIDE, () => {
         `with 500: {"error":"Couldn't get list of accounts: x"}\n`,
       ],
       [[500, ''], 1, "with 500: an empty body; the backend's own log says why"],
+      [[400, { error: 'Specified account does not exist' }], 1, '; the backend does not have this account: correct'],
+      ...SENTENCES.map(([error, advice]) => [[400, { error }], 1, advice] as [unknown, number, string]),
+      [[401, 'Authorization failed'], 1, 'with 401: Authorization failed; put USER:PASSWORD@ into backend.url'],
       [[200, '<html>\x1b[31m'], 1, other],
       [[200, { accounts: [] }], 1, other],
       [[200, [1]], 1, other],
@@ -471,6 +519,44 @@ suite('add', SIDE_BY_SIDE, () => {
       const { code, stderr } = await add(fileWith(t, {}), ['x', TO, '--for', client!]);
       assert.equal(code, 2);
       assert.ok(stderr.endsWith(`; ${advice}\n`), stderr);
+    }
+  });
+
+  test('add says of an account that is not linked what test says, and of a number of the examples', async (t) => {
+    const unlinked = [400, { error: 'Specified account does not exist' }];
+    const own = '+4915100000001';
+    const { url } = await startKnowing(t, {
+      [`GET /v1/groups/${FROM}`]: unlinked,
+      [`GET /v1/groups/${own}`]: unlinked,
+    });
+    const saidOf = async (from: string) => (await add(fileWith(t, { backend: { url } }), ['x', '--from', from])).stderr;
+    assert.match(
+      await saidOf(own),
+      /exist"\}; the backend does not have this account: correct the number, or link it\n$/,
+    );
+    assert.match(await saidOf(FROM), /exist"\}; \+1555… is a number of the examples: write your own\n$/);
+  });
+
+  test('add and test say that the backend is asked if it does not answer for 3 s, once, on standard error', async (t) => {
+    const remark = 'gateway: asking the backend, which takes long in normal mode\n';
+    const words = [['add', 'x', TO], ['test', 'home']];
+    const held: http.ServerResponse[] = [];
+    const hold = (res: http.ServerResponse) => void held.push(res);
+    const { url } = await startKnowing(t, { 'GET /v1/accounts': hold, 'POST /v2/send': hold });
+    const home = { secret: SECRET, defaults: { number: FROM, recipients: [TO] } };
+    for (const [i, args] of words.entries()) {
+      const file = fileWith(t, { backend: { url }, ...args[0] === 'test' && { tokens: { home } } });
+      const child = start(['--config', file, ...args]);
+      t.after(() => child.kill('SIGKILL'));
+      child.stdin.end();
+      let remarks = '';
+      child.stderr.on('data', (chunk) => void (remarks += chunk));
+      const ended = new Promise((resolve) => child.once('close', resolve));
+      await until(() => remarks.includes('\n') || child.exitCode !== null, 'the remark');
+      assert.deepEqual([remarks, child.exitCode], [remark, null]);
+      held[i]!.writeHead(i === 0 ? 200 : 201).end(JSON.stringify(i === 0 ? [FROM] : { timestamp: '1' }));
+      assert.deepEqual([await ended, remarks], [0, remark]);
+      assert.match(child.output(), i === 0 ? /it may send from/ : /Look at the phone/);
     }
   });
 
@@ -640,6 +726,8 @@ suite('add', SIDE_BY_SIDE, () => {
       return (await add(fileWith(t, { backend: { url } }), words)).stdout;
     };
     const hint = `\nA bot replies to UUIDs: add ${UUID} (${TO}) to its "recipients".\n`;
+    // A backend that lies.
+    contacts.push({ number: TO, uuid: 'ann.01' }, { number: TO, uuid: GROUP }, { number: TO, uuid: STRANGER });
     assert.ok((await outputOf('bot', TO, THIRD)).includes(hint), hint);
     assert.deepEqual(asked, [`GET /v1/contacts/${FROM}`]);
     for (const [client, ...ids] of [['bot', TO, UUID], ['bot', GROUP], ['script', TO]] as const) {
@@ -776,6 +864,7 @@ suite('test', SIDE_BY_SIDE, () => {
       const [answer, said] of [
         [[400, { error: 'Specified account does not exist' }], '; the backend does not have this account: correct'],
         [[201, partial], '; a recipient has no Signal account'],
+        ...SENTENCES.map(([error, advice]) => [[400, { error }], advice]),
       ]
     ) {
       const { url } = await startKnowing(t, { 'POST /v2/send': answer });

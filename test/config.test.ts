@@ -6,7 +6,7 @@ import { join } from 'node:path';
 import { suite } from 'node:test';
 import { promisify } from 'node:util';
 import type { GatewayConfig, TokenConfig } from '../gateway.ts';
-import { assert, difference, groupsOf, linesOf, logLines, problemsOf } from './assertions.ts';
+import { assert, difference, groupsOf, linesOf, logLines, problemsOf, until } from './assertions.ts';
 import { startBackend } from './backend.ts';
 import { certificate, CERTS } from './certificates.ts';
 import { ask } from './client.ts';
@@ -469,6 +469,66 @@ suite('config', SIDE_BY_SIDE, () => {
     }
     const { log } = await startProcess(t, { env: { GATEWAY_TOKENS: `home:${SECRET}` } });
     assert.ok(String(logLines(log)[0]!.warning).includes(said), log.join('\n'));
+  });
+
+  test('tokens in brackets, as other products list them, are a mistake, and their text is not shown', async (t) => {
+    const said = 'is in brackets: leave them out, and write SECRET or name=SECRET, with commas between them';
+    const whole = [
+      `[${SECRET}]`,
+      ` [${SECRET}]\n`,
+      `["${SECRET}","${OTHER}"]`,
+      `['${SECRET}', '${OTHER}']`,
+      `[home=${SECRET},b=${OTHER}]`,
+      `[\n  "${SECRET}",\n  "${OTHER}"\n]\n`,
+      `"[${SECRET}]"`,
+      `'["${SECRET}"]'`,
+      '[]',
+    ];
+    const mistakeOf = async (at: string, how: { args?: string[]; env?: NodeJS.ProcessEnv }) => {
+      const { code, stdout, stderr } = await cli([...how.args ?? [], '--check'], how);
+      assert.doesNotMatch(stdout + stderr, SECRETS);
+      assert.deepEqual([code, stdout], [2, ''], at);
+      const [first, ...lines] = stderr.trimEnd().split('\n');
+      assert.deepEqual([first, lines], ['gateway: the configuration is invalid:', [`  ${at} ${said}`]]);
+    };
+    for (const text of whole) {
+      await mistakeOf('GATEWAY_TOKENS:', { env: { GATEWAY_TOKENS: text } });
+      await mistakeOf('GATEWAY_TOKENS_FILE:', { env: { GATEWAY_TOKENS_FILE: fileWith(t, `# the tokens\n${text}`) } });
+      await mistakeOf('tokens:', { args: ['--config', fileWith(t, { tokens: text })] });
+    }
+    await mistakeOf('GATEWAY_TOKENS[1]:', { env: { GATEWAY_TOKENS: `a=${OTHER},b=[${SECRET}]` } });
+    // A password may have one.
+    for (const text of [`[${SECRET}`, `${SECRET}]`, `a=${SECRET}],b=[${OTHER}`, `a=x[${SECRET}]x`]) {
+      assert.equal((await cli(['--check'], { env: { GATEWAY_TOKENS: text } })).code, 0, text);
+    }
+  });
+
+  test('a number of the examples is a warning at start, on reload and in --check, once', async (t) => {
+    const said = '+1555… is a number of the examples; write your own';
+    const own = '+4915100000001';
+    const shapes: [GatewayConfig, isTold: boolean][] = [
+      [{ tokens: { a: { secret: SECRET, senders: [FROM] }, b: { secret: OTHER, recipients: [TO] } } }, true],
+      [{ tokens: { a: { secret: SECRET, defaults: { number: own, recipients: [own, TO] } } } }, true],
+      [{ recipients: [TO], tokens: { a: { secret: SECRET } } }, true],
+      [{ defaults: { number: FROM } }, true],
+      [{ tokens: { a: { secret: SECRET, senders: [own], recipients: ['+4915550000', 'group.*'] } } }, false],
+    ];
+    for (const [config, isTold] of shapes) {
+      const { stdout } = await cli(['--config', fileWith(t, config), '--check']);
+      assert.equal(stdout.split(said).length, isTold ? 2 : 1, stdout);
+      assert.equal(stdout.includes(`\nwarning: ${said}\n`), isTold, stdout);
+    }
+    const file = fileWith(t, shapes[0]![0]);
+    const gateway = await startProcess(t, { args: ['--config', file] });
+    const [line] = logLines(gateway.log);
+    assert.deepEqual([line!.message, line!.level, line!.warning], ['listening', 'warn', said]);
+    writeFileSync(file, JSON.stringify(shapes[1]![0]));
+    await until(() => linesOf(gateway, /^reloaded$/).length > 0, 'the reload');
+    assert.equal(linesOf(gateway, /^reloaded$/)[0]!.warning, said);
+    await gateway.close();
+    const ofEnv = { GATEWAY_TOKENS: SECRET, GATEWAY_DEFAULTS_NUMBER: FROM };
+    const [first] = logLines((await startProcess(t, { env: ofEnv })).log);
+    assert.equal(first!.warning, said);
   });
 
   test('environment tokens that replace those of the file are a warning at start and in --check', async (t) => {

@@ -6,7 +6,7 @@ import { fileURLToPath } from 'node:url';
 import { statusOf } from './answers.ts';
 import { assert, difference, groupsOf, linesOf, logLines, requests, until } from './assertions.ts';
 import { barred, sparePort, startBackend } from './backend.ts';
-import { ask, raw, rawRequest, scrape } from './client.ts';
+import { type Ask, ask, raw, rawRequest, scrape } from './client.ts';
 import { ALL_METHODS, AT_INFO, NO_TOKENS, tokens } from './configs.ts';
 import { MANUAL, SOURCE } from './files.ts';
 import { FILE } from './gateway.ts';
@@ -189,6 +189,49 @@ ${
     [{"text":"x"}] | Content-Type: application/json → 400 bad_json | detail=${NO_LIST}
     [{"text":"x"}] → 400 bad_json | detail=${NO_LIST}
     {"text":"x","Recipients ":"x"} → 400 bad_field | "The field \"Recipients \" is not" | detail=The field "recipients" is not a field of a send; a send has "number", "recipients" and "base64_attachments".`;
+
+  test("the backend's own refusals and failures have a sentence in the log, at once under a flood, without its words", async (t) => {
+    const answers: [status: number, text: string][] = [];
+    const backend = await startBackend(t, (req, res) => {
+      req.resume().on('end', () => {
+        const [status, text] = answers.shift()!;
+        res.writeHead(status).end(text);
+      });
+    });
+    const own = { allow: ['messaging', 'info', 'GET /v2/send'], message: '{{message}}' };
+    const gateway = await startGateway(t, backend, { ...AT_INFO, ...tokens(own) });
+    const [refused, failed] = ['refused this', 'failed'].map((verb) => `The backend ${verb}, not the gateway`);
+    const shown = 'the command "test test" shows its words.';
+    const send = { body: MESSAGE, headers: BEARER };
+    const byGet = { path: `/v2/send?message=x&number=${FROM}&recipients=${TO}`, headers: BEARER };
+    const words = JSON.stringify({ error: `User ${FROM} is not registered.` });
+    const challenge = JSON.stringify({ error: 'x', challenge_tokens: ['y'] });
+    const cases: [request: Ask, status: number, text: string, detail: string | undefined][] = [
+      [send, 400, words, `${refused}: ${shown}`],
+      [send, 429, challenge, `${refused}: ${shown}`],
+      [send, 500, '', `${failed}: ${shown}`],
+      [byGet, 400, words, `${refused}: ${shown}`],
+      [{ ...send, path: '/v1/send' }, 400, words, `${refused}: the response has its words.`],
+      [{ path: `/v1/groups/${FROM}`, headers: BEARER }, 400, words, `${refused}: the response has its words.`],
+      [{ headers: BEARER }, 404, '', `${refused}: its own log says why.`],
+      [{ headers: BEARER }, 503, 'x', `${failed}: the response has its words.`],
+      [send, 201, '{}', undefined],
+      [{ headers: BEARER }, 200, words, undefined],
+    ];
+    for (let i = 0; i < 40; i++) await ask(gateway, { path: '/v1/accounts', headers: BEARER });
+    for (const [request, status, text, detail] of cases) {
+      answers.push([status, text]);
+      assert.equal((await ask(gateway, request)).status, status);
+      const line = requests(gateway).at(-1)!;
+      assert.deepEqual([line.status, line.code, line.detail], [status, undefined, detail]);
+    }
+    assert.doesNotMatch(gateway.log.join(''), /15550100|challenge/);
+    // Without tokens there is none that "test" could name.
+    const open = await startGateway(t, backend, NO_TOKENS);
+    answers.push([400, words]);
+    await ask(open, { body: MESSAGE, headers: { host: '127.0.0.1' } });
+    assert.equal(requests(open)[0].detail, `${refused}: the response has its words.`);
+  });
 
   test('a log line names twenty tokens, and has the number of the others', async (t) => {
     for (const [count, end] of [[20, ''], [21, ',and 1 more']] as const) {

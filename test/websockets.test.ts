@@ -148,6 +148,21 @@ suite('websockets', SIDE_BY_SIDE, () => {
     }
   });
 
+  test('WebSocket: a poll in place of it, whose messages the client does not read, has a sentence in the log', async (t) => {
+    const { gateway } = await startReceiving(
+      t,
+      (socket) => socket.end(`HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]`),
+    );
+    for (const row of ['bearer', '/v1/about | bearer']) assert.equal((await declined(t, gateway, row)).status, 200);
+    assert.equal((await ask(gateway, { headers: { authorization: `Bearer ${SECRET}` } })).status, 200);
+    const told = "The backend's mode has no WebSocket: it answered with a poll, and the messages in it are gone.";
+    assert.deepEqual(requests(gateway).map(({ status, detail }) => [status, detail]), [
+      [200, told],
+      [200, undefined],
+      [200, undefined],
+    ]);
+  });
+
   test('WebSocket: a backend that is down, slow, redirects, breaks off or switches to something else', async (t) => {
     const ways = [
       ...['504 backend_timeout | ', '502 bad_backend_answer | BREAKS OFF', '502 backend_unreachable | IS DOWN'],
