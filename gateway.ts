@@ -2258,16 +2258,15 @@ function findCredential(
   { rawHeaders }: IncomingMessage,
   { pathSecret, querySecret }: Target,
 ): Credential | undefined {
-  // An empty header counts as absent, because n8n's credential test sends one if it has no token.
-  const header = onlyOne(headerValues(rawHeaders, 'authorization').filter((value) => /[^ \t]/.test(value)));
-  if (header) return parseAuthorization(header);
+  const header = onlyOne(headerValues(rawHeaders, 'authorization').flatMap((value) => parseAuthorization(value) ?? []));
+  if (header) return header;
   if (pathSecret !== undefined) return { method: 'path', secret: pathSecret };
   if (querySecret !== undefined) return { method: 'query', secret: querySecret };
   return undefined; // `auth` in the body is looked for later, by RequestBody
 }
 
 /** The only secret in one place, if any. Two are refused, because they are ambiguous. */
-function onlyOne(found: string[]) {
+function onlyOne<T>(found: T[]) {
   if (found.length > 1) throw new Problem('bad_credential');
   return found[0];
 }
@@ -2276,14 +2275,18 @@ function onlyOne(found: string[]) {
  * Parses an Authorization header (RFC 6750 2.1, RFC 7617 2). The scheme is case-insensitive (RFC 9110 11.1). Node's
  * lenient decoding of Base64 is harmless, because the result is only compared by its digest. White space is only SP and
  * HTAB (RFC 9110 5.6.3): `\s` would also match A0, the last byte of "à" in UTF-8, and truncate a secret.
+ * @returns undefined for a header without a credential: an empty one, as n8n's credential test sends it if it has no
+ * token, or Basic with an empty user and an empty password, as wget2 sends it.
  */
-function parseAuthorization(value: string): Credential {
-  const { scheme = '', given = '' } = /^[ \t]*(?<scheme>[^ \t]+)[ \t]*(?<given>.*[^ \t])?/s.exec(value)!.groups!;
+function parseAuthorization(value: string): Credential | undefined {
+  const { scheme = '', given = '' } = /^[ \t]*(?<scheme>[^ \t]*)[ \t]*(?<given>.*[^ \t])?/s.exec(value)!.groups!;
+  if (scheme === '') return undefined;
   if (scheme.toLowerCase() === 'basic') {
     // The user name is fixed, so that it is not mistaken for the token's name.
     const { user, password } =
       /^(?<user>[^:]*):(?<password>.*)$/s.exec(Buffer.from(given, 'base64').toString())?.groups ??
         {};
+    if (user === '' && password === '') return undefined;
     return user === 'api' ? { method: 'basic', secret: password } : { method: 'basic', secret: undefined, password };
   }
   // node:http decodes headers as Latin-1; a secret is UTF-8.
@@ -2797,7 +2800,7 @@ class RequestBody {
     checkFields(this.#exchange.token!, route, scan.takeFields());
     const isEmpty = this.#exchange.bytesIn === 0;
     if (isEmpty && declares(route, 'body')) {
-      throw badJson('The body must be a JSON object, with Content-Length or chunked.');
+      throw badJson(`The body is empty. ${EMPTY_ADVICE}`);
     }
     // A route that needs no body acts on its path alone, before the gateway could refuse the rest. Only a plugin may
     // read any body, and a path without a row may be a plugin's. The body of a GET is read only to find a credential,
@@ -3012,6 +3015,11 @@ async function readMessage(exchange: Exchange, body: RequestBody) {
   return bytes;
 }
 
+/** libsoup repeats a POST without its body after a 401. */
+const EMPTY_ADVICE =
+  'It needs Content-Length or chunked, and a client that repeats a request without its body after a 401 needs a ' +
+  'bearer header.';
+
 const NO_LIST = 'The body is a list; a webhook must be one JSON object, because a template cannot read a list.';
 
 /**
@@ -3022,12 +3030,17 @@ function readPayload(token: Token, body: Buffer, contentType = '') {
   const [type] = /^[^ \t;,]*/.exec(contentType.toLowerCase())!;
   const isDeclaredJson = /^application\/json$|\+json$/.test(type);
   const isFormOrUndeclared = /^(?:application\/x-www-form-urlencoded)?$/.test(type);
-  const text = body.toString();
+  const isMultipart = type === 'multipart/form-data';
+  // An empty text is left to the template, which may need nothing.
+  if (body.length === 0 && (isDeclaredJson || isMultipart)) throw badJson(`The body is empty. ${EMPTY_ADVICE}`);
+  // JSON is UTF-8 whatever is declared (RFC 8259 8.1), and each field of a multipart form declares its own charset.
+  const utf8 = isDeclaredJson || isMultipart ? body : toUtf8(body, contentType);
+  const text = utf8.toString();
   const isList = /^\s*\[/.test(text);
   if (isDeclaredJson && isList) throw badJson(NO_LIST);
-  if (isDeclaredJson || BEGINS_OBJECT.test(text)) return readJson(body);
-  if (type === 'multipart/form-data') return readFields(readMultipart(body, contentType), token);
-  if (!isUtf8(body)) throw badJson('The body is not JSON, a form or UTF-8 text.');
+  if (isDeclaredJson || BEGINS_OBJECT.test(text)) return readJson(utf8);
+  if (isMultipart) return readFields(readMultipart(body, contentType), token);
+  if (!isUtf8(utf8)) throw badJson('The body is not JSON, a form or UTF-8 text.');
   if (isFormOrUndeclared) {
     const form = text.trim(); // a form from a file may begin with a byte order mark or end with a line feed
     if (looksLikeForm(token, form)) return readForm(form, token);
@@ -3039,6 +3052,36 @@ function readPayload(token: Token, body: Buffer, contentType = '') {
     }
   }
   return readFields([['message', cutText(cleanText(text))]], token);
+}
+
+/** Matches the charset that a Content-Type declares. */
+const DECLARED_CHARSET = /;[ \t]*charset=["']?([^\s"',;]+)/i;
+
+/**
+ * Decodes bytes by the charset that their Content-Type declares, and returns them in UTF-8. Spring declares a String as
+ * ISO-8859-1, and Apache's HttpClient a form. All checks see only the result, because some charsets hide ASCII: in
+ * ISO-2022-JP, an escape sequence may stand within a field's name.
+ */
+function toUtf8(bytes: Buffer, contentType: string) {
+  const [, charset = 'utf-8'] = DECLARED_CHARSET.exec(contentType) ?? [];
+  if (/^utf-?8$/i.test(charset)) return bytes;
+  // The bytes that a form's encoder has escaped are in the same charset.
+  const isForm = /^application\/x-www-form-urlencoded[ \t;]/i.test(contentType);
+  const encoded = isForm ? unescapeBytes(bytes.toString('latin1'), /%[89a-f][\da-f]/gi) : bytes;
+  // Java writes UTF-16 with a mark and big-endian; TextDecoder would read it as little-endian.
+  const isBigEndian = encoded[0] === 0xfe && encoded[1] === 0xff;
+  try {
+    const decoder = new TextDecoder(isBigEndian ? 'utf-16be' : charset, { fatal: true });
+    // UNTIL Node 20 goes: without `stream`, it reads 80 to 9F of windows-1252 (€ is 80) as control characters.
+    return Buffer.from(decoder.decode(encoded, { stream: true }) + decoder.decode());
+  } catch {
+    throw badJson('The declared charset is unknown here, or the body is not in it; send UTF-8.');
+  }
+}
+
+/** The bytes of a text in Latin-1, with each escape that the pattern matches as the byte that it stands for. */
+function unescapeBytes(text: string, escape: RegExp) {
+  return Buffer.from(text.replace(escape, (found) => String.fromCharCode(parseInt(found.slice(1), 16))), 'latin1');
 }
 
 /**
@@ -3067,18 +3110,21 @@ function removeCredentials(value: unknown) {
 }
 
 // The headers of a multipart form (RFC 7578), as encoders write them: curl, browsers, Python, Node, PHP, Go, Java, and
-// .NET, which omits quotes and adds "filename*". Programs disagree about anything else: a second "name" or boundary,
-// "name*", a backslash or a "%" in a name. Those are refused. Otherwise the gateway could miss recipients that another
-// program sees, and the message would go to the default ones. MULTIPART matches `multipart/form-data; boundary=x`,
-// DISPOSITION matches `content-disposition: form-data; name="file"; filename="a.png"`.
+// .NET, which omits quotes and writes a legible name beyond ASCII only in "filename*". Programs disagree about anything
+// else: a second "name" or boundary, "name*", a backslash or a "%" in a name. Those are refused. Otherwise the gateway
+// could miss recipients that another program sees, and the message would go to the default ones. MULTIPART matches
+// `multipart/form-data; boundary=x`, DISPOSITION matches `content-disposition: form-data; name="file"; filename="a.png"`.
 const VALUE = '"[^"\\\\%\\p{Cc}\\ufffd]+"|[^\\s"\\x27(),;\\\\%\\p{Cc}\\ufffd]+';
-const FILENAME = 'filename=(?<file>"[^"\\p{Cc}]*"|[^\\s"(),;]+)(?: *; *filename\\*=[^\\s";]+)?';
+const FILENAME = 'filename=(?<file>"[^"\\p{Cc}]*"|[^\\s"(),;]+)(?: *; *filename\\*=(?<extended>[^\\s";]+))?';
 const CHARSET = '(?: *; *charset=[\\w"-]+)?';
 const MULTIPART = new RegExp(`^multipart/form-data${CHARSET} *; *boundary=(?<boundary>${VALUE})${CHARSET}$`, 'iu');
 const DISPOSITION = new RegExp(
   `^content-disposition: *form-data *; *name=(?<name>${VALUE})(?: *; *${FILENAME})?[ \\t]*$`,
   'imu',
 );
+
+/** The value of "filename*" (RFC 8187): a charset, a language, and the name, as in `utf-8'en'a%20b.png`. */
+const EXTENDED = /^(?<charset>[\w-]+)'[\w-]*'(?<name>(?:[!-$&-~]|%[\da-f]{2})*)$/i;
 
 /** A part: its headers, and its content up to the CR LF whose line feed begins the next boundary. */
 const PART = /^\r\n(?<lines>[^\r\n]+(?:\r\n[^\r\n]+)*)\r\n\r\n(?<content>.*)\r$/s;
@@ -3111,14 +3157,26 @@ function readPart(part: string): Pair {
   if (new Set(headers).size < headers.length) failMultipart(); // one is given twice
   const found = (DISPOSITION.exec(head) ?? failMultipart()).groups!;
   const name = found.name!.replaceAll('"', '');
-  const file = found.file?.replaceAll('"', '');
+  const file = found.extended === undefined ? found.file?.replaceAll('"', '') : decodeExtended(found.extended);
+  const [, partType = ''] = /^content-type:[ \t]*(.*)$/im.exec(head) ?? [];
   if (plainName(name) === 'auth') return [name, '']; // a file, too, must not become an attachment
-  if (file === undefined) return [name, isUtf8(bytes) ? bytes.toString() : failMultipart()];
+  if (file === undefined) return [name, textOf(toUtf8(bytes, partType))];
   if (isNeverDropped(name) && !/^base64/.test(name)) throw badField(nameToShow(name), 'must be text, not a file');
-  const [, type = 'application/octet-stream'] = /^content-type:[ \t]*([\w.+/-]+)/im.exec(head) ?? [];
+  const [type = 'application/octet-stream'] = /^[\w.+/-]+/.exec(partType) ?? [];
   const fileName = file.replace(/^.*[/\\]/s, '').replace(/[;,\p{Cc}]/gu, '_');
   const meta = `data:${type};${fileName && `filename=${fileName};`}base64,`;
   return ['base64_attachments', bytes.length > 0 ? meta + bytes.toString('base64') : ''];
+}
+
+/** The name of a file in the value of "filename*". */
+function decodeExtended(value: string) {
+  const { charset = '', name = '' } = (EXTENDED.exec(value) ?? failMultipart()).groups!;
+  return textOf(toUtf8(unescapeBytes(name, /%../g), `; charset=${charset}`));
+}
+
+/** The text of bytes in UTF-8. */
+function textOf(bytes: Buffer) {
+  return isUtf8(bytes) ? bytes.toString() : failMultipart();
 }
 
 function failMultipart(): never {
@@ -3148,17 +3206,18 @@ function escapePercent(form: string) {
 }
 
 /**
- * Whether a text is an HTML form by its look: it begins with a field of a message, or has a name that a text has only
- * by accident. That name may stand anywhere, because form encoders write the fields in any order.
+ * Whether a text is an HTML form by its look: its first name, or one behind an "&", is a field of a message, or another
+ * name that a text has only by accident. It may be any, because form encoders write the fields in any order.
  */
 function looksLikeForm({ message: template }: Token, text: string) {
-  const pairs = text.split('&').filter((pair) => pair.includes('='));
-  const names = [...new URLSearchParams(escapePercent(pairs.join('&'))).keys()];
-  const known = new Set(['message', 'payload', 'data', ...template?.names ?? []]);
-  const showsForm = (name: string) => known.has(name) || /^(?:recipients?|auth)$/.test(plainName(name));
-  const [first = ''] = names;
-  const beginsForm = FORM_PAIR.test(text) && (MESSAGE_FIELDS.includes(first) || isNeverDropped(first));
-  return beginsForm || names.some(showsForm);
+  const known = new Set([...MESSAGE_FIELDS, 'payload', 'data', ...template?.names ?? []]);
+  const showsForm = (name: string) => {
+    const plain = plainName(name);
+    return known.has(name) || plain === 'auth' || NEVER_DROPPED.test(plain);
+  };
+  // "number = 5" begins a text: no encoder writes white space.
+  const pairs = text.replace(/^number\s+=/i, '').split('&').filter((pair) => pair.includes('='));
+  return [...new URLSearchParams(escapePercent(pairs.join('&'))).keys()].some(showsForm);
 }
 
 /**
@@ -3230,7 +3289,7 @@ function buildMessage(token: Token, payload: JsonObject) {
   const shown = `${joinFirst(keys, ', ')}${keys.includes('…') ? ' (… is a name of 16 characters or more)' : ''}`;
   const reason = `no_${missing.join(',no_')}`;
   if (keys.length === 0) {
-    const detail = 'The body has no field but "auth", or none; post the message as text, as a form, or as JSON.';
+    const detail = `The body is empty, or has no field but "auth". ${EMPTY_ADVICE}`;
     throw withDetail('bad_field', detail, reason);
   }
   const others = missing.filter((name) => name !== 'message').join(' and ');
@@ -3783,11 +3842,22 @@ class BodyScan {
     const bytes = this.#utf8Tail ? Buffer.concat([this.#utf8Tail, chunk]) : chunk;
     const whole = wholeCharacters(bytes);
     // One native call checks the whole chunk. A character may span two or more chunks.
-    if (!isUtf8(whole)) this.#fail(0, 'it is not valid UTF-8');
+    if (!isUtf8(whole)) this.#failUtf8(findInvalid(bytes) - bytes.length + chunk.length);
     // A copy, because the character may be part of `auth`, and then it is overwritten in the chunk.
     this.#utf8Tail = whole === bytes ? undefined : Buffer.from(bytes.subarray(whole.length));
     for (let i = 0; i < chunk.length;) i = this.#state(i);
     this.#offset += chunk.length;
+  }
+
+  /**
+   * What stands before the invalid byte is read first, so that the first mistake of the document is told however it is
+   * cut.
+   * @param i where in the chunk the byte is; negative if it came in an earlier one.
+   */
+  #failUtf8(i: number): never {
+    this.#chunk = this.#chunk.subarray(0, Math.max(0, i + 1));
+    for (let at = 0; at < this.#chunk.length;) at = this.#state(at);
+    this.#fail(i, 'it is not valid UTF-8');
   }
 
   /** Ends the document. */
@@ -4046,6 +4116,19 @@ function incompleteTailLength(bytes: Buffer) {
     return length < neededLength ? length : 0;
   }
   return 0;
+}
+
+/** Where in bytes that are not UTF-8 the first invalid or incomplete character begins. */
+function findInvalid(bytes: Buffer) {
+  // The longest beginning that may continue as UTF-8 is searched by halves.
+  let valid = 0;
+  let invalid = bytes.length;
+  while (invalid - valid > 1) {
+    const middle = (valid + invalid) >> 1;
+    if (isUtf8(wholeCharacters(bytes.subarray(0, middle)))) valid = middle;
+    else invalid = middle;
+  }
+  return valid - incompleteTailLength(bytes.subarray(0, valid));
 }
 
 function isAttachment(key: BodyKey | undefined) {
@@ -4806,9 +4889,11 @@ function problemResponse(problem: Problem, requestId: string, req?: IncomingMess
     'X-Request-Id': requestId,
   };
   // Some clients (wget, Jetty) send a credential only after a challenge. A browser is not offered Basic: it would ask
-  // for a password, remember it, and add it to the requests of any page.
+  // for a password, remember it, and add it to the requests of any page. RFC 6750 3 requires a parameter after Bearer;
+  // Guile cannot read a 401 without one.
   if (status === 401) {
-    headers['WWW-Authenticate'] = req && isFromBrowser(req) ? ['Bearer'] : ['Basic realm="signal"', 'Bearer'];
+    const bearer = 'Bearer realm="signal"';
+    headers['WWW-Authenticate'] = req && isFromBrowser(req) ? [bearer] : ['Basic realm="signal"', bearer];
   }
   if (allow) headers['Allow'] = allow.join(', ');
   if (retryAfterMs) headers['Retry-After'] = Math.ceil(retryAfterMs / 1000);

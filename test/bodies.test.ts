@@ -47,7 +47,8 @@ suite('bodies', SIDE_BY_SIDE, () => {
     * bearer → 400 bad_json
     # Without a body a send is broken too, but is told so in other words.
     ${NO_OBJECT.replace("''", '')}
-    POST /v2/send → "The body must be a JSON object, with Content-Length or chunked."
+    POST /v2/send → "The body is empty. It needs Content-Length or chunked, and a client that repeats a request without its body after a 401 needs a bearer header."
+    Transfer-Encoding: chunked | '' → "The body is empty. " ;; POST /v1/send → "The body is empty. "
     * bearer → 400 bad_json
     * none → 400 bad_json
     # One document for each kind of mistake: BODY SCAN has the others, cut at every byte.

@@ -268,17 +268,17 @@ suite('browsers', SIDE_BY_SIDE, () => {
     'a browser is challenged for a bearer token only, so it asks for no password, which it would remember';
 
   table(ONLY_BEARER, {})`
-    * GET /v1/about → 401 unauthorized | WWW-Authenticate: Bearer
-    * GET /v1/accounts → 401 unauthorized | WWW-Authenticate: Bearer
-    * ${HELLO} → 401 unauthorized | WWW-Authenticate: Bearer
+    * GET /v1/about → 401 unauthorized | WWW-Authenticate: Bearer realm="signal"
+    * GET /v1/accounts → 401 unauthorized | WWW-Authenticate: Bearer realm="signal"
+    * ${HELLO} → 401 unauthorized | WWW-Authenticate: Bearer realm="signal"
     Sec-Fetch-Site: none ;; ${EVIL} ;; Upgrade-Insecure-Requests: 1
-    * HEAD /v1/about → 401 | WWW-Authenticate: Bearer
-    * GET /v1/about → 401 unauthorized | WWW-Authenticate: Bearer
+    * HEAD /v1/about → 401 | WWW-Authenticate: Bearer realm="signal"
+    * GET /v1/about → 401 unauthorized | WWW-Authenticate: Bearer realm="signal"
     ${CHROME} ;; User-Agent: Mozilla/5.0 | Connection: Upgrade | Upgrade: websocket
-    * GET /v1/about → 401 unauthorized | WWW-Authenticate: Basic realm="signal", Bearer
-    * ${HELLO} → 401 unauthorized | WWW-Authenticate: Basic realm="signal", Bearer
+    * GET /v1/about → 401 unauthorized | WWW-Authenticate: Basic realm="signal", Bearer realm="signal"
+    * ${HELLO} → 401 unauthorized | WWW-Authenticate: Basic realm="signal", Bearer realm="signal"
     Accept: */* ;; User-Agent: Wget/1.25.0 ;; User-Agent: like Mozilla/5.0 ;; Sec-Fetch-Mode: cors
-    * ${HELLO} → 401 unauthorized | WWW-Authenticate: Basic realm="signal", Bearer
+    * ${HELLO} → 401 unauthorized | WWW-Authenticate: Basic realm="signal", Bearer realm="signal"
     ${POWERSHELL}`;
 
   const CORS = [DASHBOARD, 'https://plain.example'];

@@ -30,7 +30,7 @@ suite('clients', SIDE_BY_SIDE, () => {
     ${HELLO.slice(0, -1)},"recipient":null,"members":null,"admins":null,"answers":null,"selected_answers":null} → same`;
 
   table('wget sends no credential until it is challenged; signalbot requests GET /v1/health', {})`
-    ${HELLO} → 401 unauthorized | WWW-Authenticate: Basic realm="signal", Bearer
+    ${HELLO} → 401 unauthorized | WWW-Authenticate: Basic realm="signal", Bearer realm="signal"
     basic | ${HELLO} → 201 | same
     bearer | GET /v1/health → 204`;
 

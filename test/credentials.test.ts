@@ -82,6 +82,16 @@ suite('credentials', SIDE_BY_SIDE, () => {
     POST /v2/send?@auth=${SECRET} | ${AUTHED(OTHER)} → 201 | ${masked(AUTHED(OTHER), OTHER)}
     # An empty header counts as absent.
     Authorization: | ${AUTHED(SECRET)} → 201 | ${masked(AUTHED(SECRET))}
+    # So does an empty user with an empty password, as wget2 sends it.
+    basic : | ${AUTHED(SECRET)} → 201 | ${
+    masked(AUTHED(SECRET))
+  } ;; Authorization: bAsIc   Og | POST /@auth=${SECRET}/v2/send | ${HELLO} → 201
+    basic : | POST /v2/send?@auth=${SECRET} | ${HELLO} → 201 | auth=query | > Authorization: ;; basic : | POST /@auth=${OTHER}/v2/send | ${
+    AUTHED(SECRET)
+  }
+    basic x: | ${AUTHED(SECRET)} ;; basic :x | ${AUTHED(SECRET)} ;; basic api: | ${AUTHED(SECRET)} ;; basic :: | ${
+    AUTHED(SECRET)
+  } ;; Authorization: Basic | ${AUTHED(SECRET)}
     basic root:${SECRET} | ${AUTHED(SECRET)} ;; Authorization: Digest ${SECRET} | ${AUTHED(SECRET)}
     Authorization: Bearer | ${AUTHED(SECRET)} ;; Authorization: Basic !!! | ${AUTHED(SECRET)}
     POST /@auth=/v2/send | ${AUTHED(SECRET)}`;
@@ -105,11 +115,11 @@ suite('credentials', SIDE_BY_SIDE, () => {
   table('two credentials in one place are 400, and an empty header is not a credential', ALL_METHODS)`
     * → 400 bad_credential
     GET /v1/about?@auth=${SECRET}&%40auth=${SECRET} ;; GET /@auth=${SECRET}/@auth=${SECRET}/v1/about
-    GET /v1/@auth=${SECRET}/about → 400 bad_target ;; {"auth":"${SECRET}","auth":"${SECRET}"} → 400 bad_field
+    basic : | bearer → 200 ;; bearer | basic : → 200 ;; basic : | bearer | bearer ;; GET /v1/@auth=${SECRET}/about → 400 bad_target ;; {"auth":"${SECRET}","auth":"${SECRET}"} → 400 bad_field
     bearer | bearer ;; Authorization: | bearer → 200`;
 
   const THE_401 =
-    literal`→ 401 unauthorized | WWW-Authenticate: Basic realm="signal", Bearer | "{"error":"A valid API token is required: \"Authorization: Bearer TOKEN\", or Basic with the user \"api\" and the token as the password. The gateway's log has the reason.","code":"unauthorized","requestId":"`;
+    literal`→ 401 unauthorized | WWW-Authenticate: Basic realm="signal", Bearer realm="signal" | "{"error":"A valid API token is required: \"Authorization: Bearer TOKEN\", or Basic with the user \"api\" and the token as the password. The gateway's log has the reason.","code":"unauthorized","requestId":"`;
 
   const DIGEST = createHash('sha256').update(SECRET).digest('hex');
   const DIGEST_OF_SECRET = `sha256:${DIGEST}`;
@@ -129,7 +139,7 @@ suite('credentials', SIDE_BY_SIDE, () => {
     bearer ${DIGEST_OF_SECRET.toUpperCase()} → reason=digest ;; basic root:${DIGEST} → reason=wrong_user
     bearer ${DIGEST.slice(1)} → reason=unknown_token ;; bearer ${DIGEST}x → reason=unknown_token
     * ${THE_401} | reason=no_credential
-    GET /v1/about ;; GET /v1/accounts ;; GET /no/such/thing ;; PATCH /v1/about ;; OPTIONS /v1/about ;; ${HELLO}
+    basic : ;; Authorization: Basic Og== ;; GET /v1/about ;; GET /v1/accounts ;; GET /no/such/thing ;; PATCH /v1/about ;; OPTIONS /v1/about ;; ${HELLO}
     ${AUTHED(SECRET)}`;
 
   test('the digest of a token is no credential, by any method, whatever the form of the secret in the configuration; it is not logged', async (t) => {

@@ -4,7 +4,20 @@ import { fixture } from './files.ts';
 import { SIDE_BY_SIDE } from './guard.ts';
 import { hook, LIMIT, MADE, MEANT, PNG, PNG_DATA, reading, READS_TEXT, SNAP, TO_ALL, UNDECLARED } from './hooks.ts';
 import { listed, literal, rowWith, table, unescaped } from './rows.ts';
-import { AUTHED, DEFAULTS, FROM, GROUP, HELLO, INTERNAL_ID, OTHER, SECRET, THIRD, TO, URLENCODED } from './samples.ts';
+import {
+  AUTHED,
+  DEFAULTS,
+  FROM,
+  GROUP,
+  HELLO,
+  INTERNAL_ID,
+  OTHER,
+  SECRET,
+  STRANGER,
+  THIRD,
+  TO,
+  URLENCODED,
+} from './samples.ts';
 import { SPELLINGS } from './spellings.ts';
 
 const READS_LINES = [
@@ -73,7 +86,9 @@ suite('forms', SIDE_BY_SIDE, () => {
     # The template reads this name only below others.
     'title=x' ;; "text" ;; 'null' ;; 'a {"message":"x"}'
     # Names somebody only for a person, or by another name, or has an escape that is none.
-    'number: 5' ;; 'to: Bob' ;; 'number =+15550100003' ;; 'x\nnumber=+15550100003' ;; 'x=a b&number=+15550100003' ;; 'Door 1&to=%2B15550100003'
+    'number: 5' ;; 'to: Bob' ;; 'number =+15550100003' ;; 'Number = 5 & more' ;; 'x\nnumber=+15550100003' ;; 'Door 1&to=%2B15550100003'
+    # Speaks of a field that stands behind no "&".
+    'see the docs for number=5 & co' ;; 'Tom & number' ;; 'Tom & the sticker=1' ;; 'x&numbers=5&stickers=1' ;; 'a & sticker = b' ;; 'a=b&text-mode=c'
     'to=+15550100003&x=a b' ;; 'Door 1&receipients=a' ;; '"message":"x","recipients":["+15550100003"]' ;; 'to:x,recipients:${GROUP}' ;; 'Recipients: 5 accepted' ;; 'Backup done\nRecipients: 5' ;; 'recipients: +15550100003' ;; 'From: +4930123456\nTo: +4930999999' ;; 'Call\nnumber: +4930123456'
     'Report\nnumber=5\nto=Bob' ;; 'the recipients=5' ;; 'recipients' ;; 'x\nrecipients\ny' ;; 'group.abc; recipients' ;; 'AT&T' ;; '100%'
     '98%zz' ;; 'C++' ;; 'user: auth=no' ;; 'a+b' ;; 'Backup%20done' ;; 'T%C3%BCr' ;; 'message%3Dhello' ;; 'x\nrecipients=a' ;; 'x=a b;recipients=a.01'
@@ -112,6 +127,8 @@ suite('forms', SIDE_BY_SIDE, () => {
     @ {"message":"{{.}}{{auth}}{{payload}}{{message}}"} | 'auth=${SECRET}&payload={"message":"x","auth":1}' → {"message":"{\"message\":\"x\"}x"}
     @ {"message":"{{constructor}}{{__proto__}}"} | 'constructor=d&__proto__=c&message=x' → {"message":"dc"}
     @ {"message":"{{payload}}"} | 'payload=x=1&y=' → {"message":"x=1"}
+    # The field that shows a form may be any of a send, and the last.
+    'message_id=1&base64_attachments=QUJD' → {"base64_attachments":["QUJD"]} ;; 'temp=23&sticker=a:1' → {"sticker":"a:1"}
     'base64_attachments=QUJD' → {"base64_attachments":["QUJD"]} ;; 'base64_attachments=QUJD&base64_attachments=QUJE&base64_attachments=QUJF' → {"base64_attachments":["QUJD","QUJE","QUJF"]}
     '\r\n title=1&recipients=%2B15550100003&message=x\r\n' → {"message":"x","recipients":["${THIRD}"]}
     '\ufeffrecipients=+15550100003&message=x y' → {"message":"x y","recipients":["${THIRD}"]}`;
@@ -164,6 +181,10 @@ suite('forms', SIDE_BY_SIDE, () => {
     -- file; filename="snap.png"\r\n${PNG} -- data = {"message":"x","recipient\u0073":"${THIRD}"} → {"message":"x","recipients":["${THIRD}"],"base64_attachments":["${SNAP}"]}
     @ {"message":"{{event}}: {{Metadata.title}}"} | -- payload = {"event":"play","Metadata":{"title":"A"}} -- thumb; filename="snap.png"\r\n${PNG} → {"message":"play: A","base64_attachments":["${SNAP}"]}`;
 
+  const SEND_FIELDS =
+    ('number recipients text_mode mentions quote_timestamp quote_author quote_message quote_mentions ' +
+      'edit_timestamp notify_self view_once link_preview').split(' ');
+
   const COMMON_FORM_TYPES = [`Content-Type: ${URLENCODED}`, ''].map((type) => `* bearer | ${type} → 400`);
   table('attack: have a form that no encoder wrote, or JSON within a quote or a bracket, sent as a text', hook())`
     ${COMMON_FORM_TYPES}
@@ -178,8 +199,12 @@ suite('forms', SIDE_BY_SIDE, () => {
     'Door 1&recipients[]=a.01' ;; 'Door 1&recipients[0]=a.01' ;; 'Door 1&recipients%5B%5D=a.01' ;; 'Door 1&recipients.0=a.01'
     'Door 1&@recipients=a.01' ;; 'Door 1&%40recipients=a.01' ;; 'Door 1&Recipients=a.01' ;; 'Door 1&recipient=a.01' ;; 'Door 1&amp;recipients=a'
     'Door 1&recipients=' ;; 'Door 1&#38;recipients=a' ;; 'Door 1& recipients =a' ;; 'recipients = a.01' ;; 'x=1&Recipients=a.01'
+    # Any other field of a send.
+    'subject=Alarm&number=%2B15550100003&text=hi' ;; 'x=a b&number=+15550100003' ;; 'Tom & number=5' ;; 'Door 1&Number=5'
+    'subject=Alarm&base64_attachments=' ;; 'a=b&base64_attachment=QUJD' ;; 'Door 1&amp;base64_attachments[]=QUJD' ;; 'a=b&num%62er=5'
+    ${SEND_FIELDS.map((name) => `'subject=Alarm&${name}=x&text=hi' ;; 'Door 1&${name}=x'`)}
     # With a template too.
-    @ {"message":"{{x}}"} | 'Door 1&recipients=a.01' ;; @ {"message":"{{x}}"} | 'Door 1&x=5'
+    @ {"message":"{{x}}"} | 'Door 1&recipients=a.01' ;; @ {"message":"{{x}}"} | 'Door 1&number=5' ;; @ {"message":"{{x}}"} | 'Door 1&x=5'
     # It is text where it is declared text, or as something else.
     * Content-Type: text/plain | ${MADE} | same
     * Content-Type: application/octet-stream | ${MADE} | same
@@ -309,6 +334,65 @@ suite('forms', SIDE_BY_SIDE, () => {
   }
     '${MESSAGE_PART}--limit--\r\n'`;
 
+  const inUtf16 = (text: string): string => Array.from(text, (char) => `${char}\\x00`).join('');
+
+  const fieldIn = (charset: string): string =>
+    literal`'--limit\r\n${FIELD} name="message"\r\nContent-Type: text/plain; charset=${charset}\r\n\r\ncaf\xe9\r\n--limit--\r\n'` +
+    ' | Content-Type: multipart/form-data; charset=utf-8; boundary=limit';
+
+  table('a text, a form and undeclared JSON are decoded as their charset says', hook(TO_ALL))`
+    * Content-Type: text/plain;charset=ISO-8859-1 | ${MADE}
+    'caf\xe9' → {"message":"café"} ;; 'T\xfcr \x80 5\x92' → {"message":"Tür € 5’"} ;; 'T\xc3\xbcr' → {"message":"TÃ¼r"}
+    {"message":"x"} → {"message":"x"} ;; '{"message":"caf\xe9"}' → {"message":"café"}
+    # Colours and control characters go as they do from UTF-8.
+    '\x1b[31mrot\x9b\x00 f\xfcr\r\n' → {"message":"rot› für\n"}
+    'recipients=a.01&message=x' → {"message":"recipients=a.01&message=x"}
+    * ${MADE}
+    'caf\xe9' | Content-Type: TEXT/PLAIN ; format=flowed; CharSet="Latin1" → {"message":"café"} ;; 'x\xa4' | Content-Type: text/plain; charset=iso-8859-15 → {"message":"x€"}
+    '\xcf\xf0' | Content-Type: text/plain; charset='windows-1251' → {"message":"Пр"} ;; '\x93\xfa\x96{' | Content-Type: text/plain; charset=Shift_JIS → {"message":"日本"}
+    '\x1b$BF|K\\\x1b(B' | Content-Type: text/plain; charset=iso-2022-jp → {"message":"日本"} ;; '\xc4\xe3' | Content-Type: text/plain; charset=gb18030 → {"message":"你"}
+    '${inUtf16('hi')}\xfc\x00' | Content-Type: text/plain; charset=utf-16le → {"message":"hiü"} ;; '\xff\xfe${
+    inUtf16('hi')
+  }' | Content-Type: text/plain; charset=UTF-16 → {"message":"hi"}
+    '\xfe\xff\x00h\x00i' | Content-Type: text/plain; charset=UTF-16 → {"message":"hi"} ;; '${
+    inUtf16('{"message":"hi"}')
+  }' | Content-Type: text/plain; charset=utf-16le → {"message":"hi"}
+    'Tür' | Content-Type: text/plain; charset=UTF-8 → same ;; 'Tür' | Content-Type: text/plain; charset="utf8" → same ;; 'Tür' | Content-Type: text/plain; charset= → same
+    # The escapes of a form are bytes of its charset too.
+    * Content-Type: ${URLENCODED}; charset=ISO-8859-1 | ${MADE}
+    'title=x&message=caf\xe9' → {"message":"café"} ;; 'message=T%FCr+%80+%26%25' → {"message":"Tür € &%"} ;; 'payload={"message":"caf%e9"}' → {"message":"café"}
+    'message=%93%FA%83A' | Content-Type: ${URLENCODED}; charset=shift_jis → {"message":"日ア"}
+    'caf\xe9' → {"message":"café"} ;; 'recipients=%2B15550100003&message=x' → {"message":"x","recipients":["${THIRD}"]}
+    # JSON is UTF-8 (RFC 8259 8.1), whatever is declared.
+    {"message":"Tür"} | Content-Type: application/json; charset=ISO-8859-1 → {"message":"Tür"} ;; {"message":"x"} | Content-Type: application/json; charset=utf-7 → {"message":"x"}
+    # In a multipart form each field has its own, as Apache's HttpClient writes it.
+    ${fieldIn('ISO-8859-1')} → {"message":"café"} ;; ${fieldIn('"windows-1252"')} → {"message":"café"}`;
+
+  table('a charset that is not known, or not the one that is declared, is a 400 that says what to send', hook())`
+    * bearer → 400 bad_json | "send UTF-8."
+    ${
+    ['utf-7', 'utf-32', 'hz-gb-2312', 'iso-2022-kr', 'replacement', 'binary', 'x', '../x'].map((charset) =>
+      `'x' | Content-Type: text/plain; charset=${charset} ;; {"message":"x"} | Content-Type: text/plain; charset=${charset} ;; 'message=x' | Content-Type: ${URLENCODED}; charset=${charset}`
+    )
+  }
+    '\x93\x01' | Content-Type: text/plain; charset=shift_jis ;; 'x' | Content-Type: text/plain; charset=utf-16le ;; 'x\x1b$' | Content-Type: text/plain; charset=iso-2022-jp
+    '\x00\xd8' | Content-Type: text/plain; charset=utf-16le ;; 'message=%93' | Content-Type: ${URLENCODED}; charset=shift_jis ;; 'message=%96%7B' | Content-Type: ${URLENCODED}; charset=shift_jis
+    ${fieldIn('shift_jis')} ;; ${fieldIn('utf-7')}`;
+
+  table('attack: hide a field, a credential or JSON in a charset', hook())`
+    * bearer → 400 bad_field
+    '${inUtf16('see @auth: ')}${inUtf16(SECRET)}' | Content-Type: text/plain; charset=utf-16le
+    '${inUtf16(`{"message":"x","recipient":"${STRANGER}"}`)}' | Content-Type: text/plain; charset=utf-16le
+    '${inUtf16('subject=Alarm&number=5')}' | Content-Type: ${URLENCODED}; charset=utf-16le
+    '\x1b(Jsubject=Alarm&\x1b(Bnumber=5' | Content-Type: ${URLENCODED}; charset=iso-2022-jp
+    '\x1b(Jmessage=x&recipi\x1b(Bents=' | Content-Type: ${URLENCODED}; charset=iso-2022-jp
+    * bearer → 403 recipient_not_allowed
+    '${inUtf16(`{"message":"x","recipients":["${STRANGER}"]}`)}' | Content-Type: text/plain; charset=utf-16le
+    '\x1b(J{"message":"x","recip\x1b(Bients":["${STRANGER}"]}' | Content-Type: text/plain; charset=iso-2022-jp
+    * ${MADE}
+    '${inUtf16(`{"message":"x","auth":"${SECRET}"}`)}' | Content-Type: text/plain; charset=utf-16le → {"message":"x"}
+    '\x1b(J{"message":"x","au\x1b(Bth":"${OTHER}"}' | Content-Type: text/plain; charset=iso-2022-jp → {"message":"x"}`;
+
   const TERMINAL = literal`
   one\r\ntwo\r\n\tthree ⇒ one\ntwo\n\tthree
   \u001b[1;31mFAILED\u001b[0m \u001b[38;5;9m[x]\u001b[m ok\u001b[K ⇒ FAILED [x] ok
@@ -338,6 +422,15 @@ suite('forms', SIDE_BY_SIDE, () => {
     '${'ü'.repeat(8 * LIMIT)}' → {"message":"${'ü'.repeat(LIMIT / 2 - 2)}…"}
     {"message":"${'x'.repeat(LIMIT + 9)}"} → same
     'message=${'x'.repeat(LIMIT + 9)}' → {"message":"${'x'.repeat(LIMIT + 9)}"}`;
+
+  table('an empty body is called empty, as JSON, text and multipart, but a template without names needs none', hook())`
+    * bearer → 400 bad_json | "The body is empty. " | "a client that repeats a request without its body after a 401 needs a bearer header."
+    '' | Content-Type: application/json ;; POST /v2/send | Content-Type: application/json ;; POST /v2/send | Content-Type: multipart/form-data; boundary=limit
+    '' | Content-Type: application/json | Transfer-Encoding: chunked
+    * bearer → 400 bad_field | "The body is empty, " | "a client that repeats a request without its body after a 401 needs a bearer header."
+    '' ;; POST /v2/send ;; POST /v2/send | Content-Type: text/plain ;; '' | Content-Type: ${URLENCODED} | Transfer-Encoding: chunked
+    * @ {"message":"Door opened"} | ${MADE} | {"message":"Door opened"}
+    POST /v2/send ;; POST /v2/send | Content-Type: text/plain`;
 
   const READS_FILE = reading('{{who}}: {{message}}{{^base64_attachments}}!{{/base64_attachments}}');
 
@@ -398,7 +491,7 @@ suite('forms', SIDE_BY_SIDE, () => {
     * → 401 unauthorized | reason=no_credential
     'Backup done&auth=${SECRET}' ;; 'message=Backup done&auth=${SECRET}' | Content-Type: ${URLENCODED}
     -- message = x -- auth = ${SECRET} ;; 'data=${AUTHED(SECRET)}' | Content-Type: ${URLENCODED}
-    -- data = ${AUTHED(SECRET)} → WWW-Authenticate: Basic realm="signal", Bearer
+    -- data = ${AUTHED(SECRET)} → WWW-Authenticate: Basic realm="signal", Bearer realm="signal"
     {"auth":"${OTHER}","number":2,"recipients":"x"} → reason=unknown_token
     -- message = x | Content-Encoding: gzip → 415 unsupported_encoding | reason=undefined`;
 
@@ -447,6 +540,39 @@ suite('forms', SIDE_BY_SIDE, () => {
   /**
    * The boundary, the heads of a field and of a file, what becomes of the file, and the program that writes this form.
    */
+  // The name of "filename*" is cleaned as that of "filename" is.
+  const NAMES = [
+    ["utf-8''%C3%BC.png", 'ü.png'],
+    ["UTF-8'de'a%20b.png", 'a b.png'],
+    ["iso-8859-1'en'%A3%80.png", '£€.png'],
+    ["utf-8''..%2F..%2Fetc%2Fa.png", 'a.png'],
+    ["utf-8''C%3A%5Ca%3Bb%2Cc%00%0D%0A%1B%C2%9B.png", 'a_b_c_____.png'],
+    ["utf-16be''%00.%00.%00%2F%00a%00%3B0", undefined],
+    ["utf-16be''%00%2E%00%2E%00%2F%00a%00%3B", 'a_'],
+    ["utf-8''a.png%3Bbase64%2Cx", 'a.png_base64_x'],
+    ["utf-8''%FC.png", undefined],
+    ["utf-7''a.png", undefined],
+    ["shift_jis''%93", undefined],
+    ['ü.png', undefined],
+    ["utf-8''ü.png", undefined],
+    ["utf-8''%zz", undefined],
+    ["utf-8'a.png", undefined],
+    ["''a.png", undefined],
+  ] as const;
+
+  table('the name of a file is that of "filename*", cleaned; one that cannot be decoded is 400', hook(TO_ALL))([
+    `* bearer`,
+    NAMES.map(([encoded, name]) => {
+      const file = `-- f; filename="=?utf-8?B?w7wucG5n?="; filename*=${encoded} = A`;
+      const made = `data:application/octet-stream;filename=${name};base64,QQ==`;
+      return name === undefined
+        ? `${file} → 400 bad_json`
+        : `${file} → 201 | ${MEANT} | ${JSON.stringify({ base64_attachments: [made] })}`;
+    }),
+    `-- f; filename="a.png"; filename*=utf-8''.. = A → 400 bad_field`,
+    `-- f; filename="a.png"; filename*=utf-8'' = A → 201 | ${MEANT} | {"base64_attachments":["data:application/octet-stream;base64,QQ=="]}`,
+  ]);
+
   const HONEST = fixture('multipart.txt');
 
   table(

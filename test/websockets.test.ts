@@ -71,7 +71,7 @@ suite('websockets', SIDE_BY_SIDE, () => {
       const { 'content-length': length, connection, allow, 'www-authenticate': challenge } = answer.headers;
       assert.deepEqual([length, connection], [String(Buffer.byteLength(answer.text)), 'close'], row);
       assert.equal(allow, status === '405' ? 'POST' : undefined);
-      assert.equal(challenge, status === '401' ? 'Basic realm="signal", Bearer' : undefined);
+      assert.equal(challenge, status === '401' ? 'Basic realm="signal", Bearer realm="signal"' : undefined);
       assert.equal(answer.headers['retry-after'], status === '429' ? '3600' : undefined);
     }
   });
