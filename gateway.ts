@@ -1631,28 +1631,33 @@ async function closeGateway(core: Core) {
 // #region PIPELINE
 
 /**
- * The progress of a request. Set by the section RELAY, and by `standBy` below.
+ * The life of a request: each stage, and those that may follow it. `Exchange.stage` allows no other change.
  *
  *   received   the gateway checks the request; the backend has nothing
  *   waiting    for a slot, a backend that is down, or the handshake of a WebSocket: a refusal loses nothing
  *   sending    connecting, or sending a large body; the backend does not have the last byte
  *   sent       the backend has the last byte, and may have acted on it
  *   answered   the head of the response has arrived; a large body may still be in transit
- *   tunnel     an open WebSocket: no HTTP is written any more
+ *   tunnel     an open WebSocket, kept in `core.tunnels`: no HTTP is written any more
  */
-type Stage = 'received' | 'waiting' | 'sending' | 'sent' | 'answered' | 'tunnel';
+const NEXT_STAGES = {
+  received: ['waiting', 'sending'],
+  // To `sent`: an upload whose last byte has got its slot. To `answered`: a handshake, or a backend that answers early.
+  waiting: ['sending', 'sent', 'answered'],
+  // Back: no connection was made, so nothing was written; or the last byte of an upload, which the backend does not
+  // have, waits for its slot.
+  sending: ['waiting', 'sent', 'answered'],
+  // Back: the handshake of a WebSocket whose route does not act, so a refusal loses nothing.
+  sent: ['waiting', 'answered'],
+  answered: ['tunnel'],
+  tunnel: [],
+} as const satisfies Record<string, readonly string[]>;
+type Stage = keyof typeof NEXT_STAGES;
 
 /**
- * One request with its response, passed to the functions of all stages as `exchange`. Its life:
+ * One request with its response, passed to the functions of all stages as `exchange`.
  *
- *   received ──► waiting ──► sending ──► sent ──► answered ──► the end of the response
- *      │         ▲  │          │ │         │         │ │
- *      │         └──│──────────┘ │         │         │ └────► tunnel, kept in `core.tunnels`
- *      └────────────┴────────────┴────────┬┴─────────┘
- *                                         ▼
- *                               `end`: ended early, with a problem
- *
- * How it ends:
+ * How it ends, in any stage but `tunnel`:
  *
  *   a step responds  `respond` writes the head; `endResponse` writes the rest after `handle`
  *   a step throws    `refuse` responds with the problem; if a response has begun, `refuse` destroys the connection
@@ -1697,7 +1702,7 @@ class Exchange {
   bytesOut = 0;
 
   // The progress of the exchange, and what ended it.
-  stage: Stage = 'received';
+  #stage: Stage = 'received';
   hasLeft = false;
   endedBy: Problem | undefined;
   /** Set only by `transmit`. */
@@ -1734,6 +1739,22 @@ class Exchange {
     this.req = res.req;
     this.res = res;
     this.client = clientAddress(res.req, core.rules.trustedProxies);
+  }
+
+  get stage(): Stage {
+    return this.#stage;
+  }
+
+  /** @throws {Error} for a change that NEXT_STAGES does not have. The request has then ended as an internal error. */
+  set stage(next: Stage) {
+    const allowed: readonly Stage[] = NEXT_STAGES[this.#stage];
+    if (next !== this.#stage && !allowed.includes(next)) {
+      const error = new Error(`a request that is ${this.#stage} cannot be ${next}`);
+      logInternalError(this.core, error, this.requestId);
+      this.end(new Problem('internal_error'));
+      throw error;
+    }
+    this.#stage = next;
   }
 
   /** Writes the head of the response. @param body if it is short. */
@@ -4288,8 +4309,8 @@ async function connectInTurn(exchange: Exchange, request: http.RequestOptions, i
       continue;
     }
     const { openings } = gate;
+    exchange.stage = 'sending';
     try {
-      exchange.stage = 'sending';
       return await connect(exchange, request, Math.min(core.connectTimeoutMs, timeoutMs));
     } catch (error) {
       // If the client leaves while the connection is made, the error looks like a refused connection.

@@ -3,14 +3,15 @@ import http from 'node:http';
 import net from 'node:net';
 import { suite } from 'node:test';
 import { pathToFileURL } from 'node:url';
+import type { GatewayConfig } from '../gateway.ts';
 import { outcomeOf, statusOf } from './answers.ts';
-import { assert, closed, requests, until } from './assertions.ts';
-import { ANY_ROUTE, barred, serve, startBackend, startRawBackend } from './backend.ts';
-import { ask, open, raw, rawRequest } from './client.ts';
+import { assert, closed, difference, groupsOf, linesOf, requests, until } from './assertions.ts';
+import { ANY_ROUTE, barred, serve, sparePort, startBackend, startRawBackend } from './backend.ts';
+import { ask, beginSend, open, raw, rawRequest } from './client.ts';
 import { ALL_METHODS, CONFINED, tokens } from './configs.ts';
-import { type Change, changedSource, fixture } from './files.ts';
-import { SIDE_BY_SIDE, test } from './guard.ts';
-import { beginLarge, LARGE, send, settled, statusFor } from './held.ts';
+import { type Change, changedSource, fixture, SOURCE } from './files.ts';
+import { SIDE_BY_SIDE, test, type TestContext } from './guard.ts';
+import { beginLarge, LARGE, listened, send, settled, statusFor } from './held.ts';
 import { checkRows, parseRow, sendRow, unescaped } from './rows.ts';
 import { isDeno, isNode } from './runtime.ts';
 import {
@@ -32,7 +33,7 @@ import {
 } from './samples.ts';
 import { copiesOf } from './spellings.ts';
 import { startBoth, startGateway, startRaw } from './start.ts';
-import { openWebSocket, RECEIVING, wish } from './websocket.ts';
+import { accepted, openWebSocket, RECEIVING, startUpgradeBackend, wish } from './websocket.ts';
 
 suite('relay', SIDE_BY_SIDE, () => {
   test('the IPv6 address and path prefix of a backend are kept, its userinfo becomes Basic, and no name in Connection removes them', async (t) => {
@@ -434,5 +435,83 @@ suite('relay', SIDE_BY_SIDE, () => {
       assert.doesNotMatch(await raw(gateway, head + unescaped(barred(attempt).join('\r\n'))), / 201 [^]* 201 /);
     }
     for (const seen of backend.seen) assert.equal(seen.url, '/v2/send');
+  });
+
+  /** Starts a gateway from a copy of gateway.ts with these changes. */
+  async function startChanged(t: TestContext, backend: { url: string }, config: GatewayConfig, ...changes: Change[]) {
+    const { createGateway } = await import(
+      pathToFileURL(changedSource(t, ...changes)).href
+    ) as typeof import('./gateway.ts');
+    return await startGateway(t, backend, config, {}, createGateway);
+  }
+
+  test('the life of a request: each change of stage in the table happens, and no other', async (t) => {
+    const held: http.ServerResponse[] = [];
+    const backend = await startUpgradeBackend(t);
+    backend.server.removeAllListeners('request').on('request', (req, res) => {
+      if (req.url === '/v1/send') res.writeHead(400, { Connection: 'close' }).end(); // before it has the body
+      else req.resume().on('end', () => held.push(res)).on('error', () => {});
+    });
+    const config: GatewayConfig = { ...RECEIVING, backend: { url: backend.url, parallel: 1, wait: '1h' } };
+    const heard = '    this.#stage = next;\n';
+    const gateway = await startChanged(t, backend, config, [
+      heard,
+      (text) => `    (globalThis as any).stages?.add(\`\${this.#stage} \${next}\`);\n${text}`,
+    ]);
+    const seen = new Set<string>();
+    Object.assign(globalThis, { stages: seen });
+    t.after(() => Object.assign(globalThis, { stages: undefined }));
+    const answer = async () => {
+      await until(() => held.length > 0, 'a send at the backend');
+      held.shift()!.writeHead(201).end('{}');
+    };
+    // One at the backend, one that waits for its slot, and a large one whose last byte does.
+    const first = send(gateway, 'first');
+    await until(() => held.length === 1);
+    const second = send(gateway, 'second');
+    for (let i = 0; i < 3; i++) await settled(gateway);
+    const third = beginSend(gateway, { ...BEARER, 'content-length': LARGE.length });
+    const thirdAnswer = statusFor(listened(third));
+    third.end(LARGE);
+    for (let i = 0; i < 3; i++) await answer();
+    assert.deepEqual([(await first).status, (await second).status, await thirdAnswer], [201, 201, 201]);
+    // A large one that has its slot at once, and one that the backend refuses before its end.
+    const fourth = listened(beginSend(gateway, { ...BEARER, 'content-length': LARGE.length }));
+    fourth.end(LARGE);
+    await answer();
+    assert.equal(await statusFor(fourth), 201);
+    const early = listened(beginSend(gateway, { ...BEARER, 'content-length': LARGE.length }, '/v1/send'));
+    early.write(LARGE.slice(0, -1));
+    assert.equal(await statusFor(early), 400);
+    await accepted(t, gateway);
+    // A backend that is down, and comes back.
+    gateway.reload({
+      ...config,
+      backend: { ...config.backend, url: `http://${backend.host}:${await sparePort(backend.host)}` },
+    });
+    const late = send(gateway, 'late');
+    await until(() => gateway.log.some((line) => line.includes('the backend is unreachable')));
+    gateway.reload(config);
+    await gateway.close();
+    assert.equal((await late).status, 503);
+    const table = /const NEXT_STAGES = \{([^]*?)\n\} as const/.exec(SOURCE)![1]!;
+    const rows = Array.from(table.matchAll(/^ +(\w+): \[(.*)\],$/gm));
+    const allowed = rows.flatMap(([, from, list]) => groupsOf(list!, /'(\w+)'/g).map((to) => `${from} ${to}`));
+    const changes = [...seen].filter((change) => !/^(\w+) \1$/.test(change));
+    assert.deepEqual(difference('the table', allowed, 'what happens', changes), []);
+  });
+
+  test('a change of stage that the table does not have ends the request as an internal error, and nothing is sent', async (t) => {
+    const backend = await startBackend(t);
+    const gateway = await startChanged(t, backend, {}, [
+      "  received: ['waiting', 'sending'],\n",
+      () => "  received: ['waiting'],\n",
+    ]);
+    assert.equal(outcomeOf(await send(gateway, 'x')), '500 internal_error');
+    assert.match(
+      String(linesOf(gateway, /^internal error$/)[0]!.stack),
+      /a request that is received cannot be sending/,
+    );
+    assert.equal(backend.seen.length, 0, 'the backend saw nothing');
   });
 });
