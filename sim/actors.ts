@@ -5,9 +5,9 @@ import type { Absence } from './backend.ts';
 import { exchange, makeRequest, Wire } from './client.ts';
 import { loopMs, until } from './clock.ts';
 import { came } from './finds.ts';
-import type { Asked, Play } from './play.ts';
-import type { Changes } from './tokens.ts';
-import type { Actor, Step } from './worlds.ts';
+import type { Actor, Changes, Step } from './parts.ts';
+import type { Play } from './play.ts';
+import type { Asked } from './story.ts';
 
 /** Plays an actor's part. */
 export async function runActor(play: Play, actor: Actor): Promise<void> {

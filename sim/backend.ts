@@ -3,13 +3,13 @@
 import { once } from 'node:events';
 import net, { type AddressInfo } from 'node:net';
 import { setTimeout as sleep } from 'node:timers/promises';
-import { STAND_INS, wakeWriters } from './buffers.ts';
+import { type SlowReader, STAND_INS, wakeWriters } from './buffers.ts';
 import { until } from './clock.ts';
 import { came, type Invariant } from './finds.ts';
 import { chunked, MessageReader } from './messages.ts';
-import type { Asked, Play } from './play.ts';
+import type { Answer, Phase } from './parts.ts';
+import type { Asked, Story } from './story.ts';
 import { LISTS, SECRET_PATTERN, TOKENS } from './tokens.ts';
-import type { Answer, Phase } from './worlds.ts';
 
 /** A connection of the stand-in, and the number of bytes it has read. */
 export type Peer = { socket: net.Socket; reset: () => void; readBytes: number; isDeaf: boolean; isBusy: boolean };
@@ -24,8 +24,9 @@ let standIns = 0;
  * send at the end of its first JSON value, on others with the head), how an answer breaks off, and how it is away. It
  * does not model what routes mean, which bodies they refuse, or the frames of a WebSocket, which is an echo here.
  */
-export class StandIn {
-  readonly play: Play;
+export class StandIn implements SlowReader {
+  readonly story: Story;
+  readonly windowBytes: number;
   readonly server = net.createServer({ pauseOnConnect: true, noDelay: true });
   readonly peers = new Map<number, Peer>();
   port = 0;
@@ -44,15 +45,15 @@ export class StandIn {
    * the stand-in of another world could get its port, and its requests.
    */
   readonly host = process.platform === 'linux' ? `127.1.${(standIns >> 8) & 255}.${standIns++ & 255}` : '127.0.0.1';
-  /** Writes of the gateway that wait until the stand-in has read more, by the port of the gateway's end. */
   readonly writers = new Map<number, () => void>();
   /** How many connections were established. */
   tries = 0;
   #isOver = false;
   #phases: Promise<unknown> = Promise.resolve();
 
-  constructor(play: Play) {
-    this.play = play;
+  constructor(story: Story) {
+    this.story = story;
+    this.windowBytes = story.world.windowBytes;
     this.server.on('connection', (socket) => this.#accept(socket));
   }
 
@@ -69,7 +70,7 @@ export class StandIn {
 
   /** Starts the phases. */
   begin(): void {
-    this.#phases = Promise.all(this.play.world.phases.map((phase) => this.#run(phase)));
+    this.#phases = Promise.all(this.story.world.phases.map((phase) => this.#run(phase)));
   }
 
   /** Resolves when all phases are over. */
@@ -129,7 +130,7 @@ export class StandIn {
     // Node leaves a socket open forever if it is reset while its end is being sent.
     const reset = (): void => void (socket.writableEnded ? socket.destroy() : socket.resetAndDestroy());
     if (this.isResetting) return reset();
-    const list = this.play.world.deafMs;
+    const list = this.story.world.deafMs;
     const deafMs = list[this.tries++ % list.length]!;
     const key = socket.remotePort!;
     const peer: Peer = { socket, reset, readBytes: 0, isDeaf: deafMs > 0, isBusy: false };
@@ -208,7 +209,7 @@ class BackendReader extends MessageReader {
   }
 
   #find(invariant: Invariant, what: string): void {
-    this.#standIn.play.find(invariant, `${what} (${this.#arrival?.asked?.mark ?? 'no mark'})`);
+    this.#standIn.story.find(invariant, `${what} (${this.#arrival?.asked?.mark ?? 'no mark'})`);
   }
 
   onMistake(what: string): void {
@@ -224,12 +225,12 @@ class BackendReader extends MessageReader {
   onHead(first: string, headers: Map<string, string>): number | 'chunked' | undefined {
     const [, method, target] = /^([A-Z]+) (\/[\x21-\x7e]*) HTTP\/1\.1$/.exec(first) ?? [];
     if (method === undefined || target === undefined) return void this.fail('this line is no request');
-    const { play, order } = this.#standIn;
+    const { story, order } = this.#standIn;
     const mark = headers.get('x-mark') ?? '';
-    const asked = play.asked.get(mark);
+    const asked = story.asked.get(mark);
     const [base = ''] = /^\/moved(?=\/)/.exec(target) ?? [];
     const path = target.slice(base.length);
-    const bases = play.inForce('ms', asked?.startedMs ?? 0, performance.now()).map((version) => version.base);
+    const bases = story.inForce('ms', asked?.startedMs ?? 0, performance.now()).map((version) => version.base);
     if (!bases.includes(base)) this.#find(1, `a request arrives at ${target}, a path in no rules of its time`);
     if (mark === '' && path === '/v1/about') { // the query of a gateway's process at start
       return void this.#peer.socket.write(
@@ -245,7 +246,7 @@ class BackendReader extends MessageReader {
     if (length !== undefined && coding !== undefined) this.#find(1, 'a request has two lengths');
     if (!asked) this.#find(1, `a request reaches the backend that no actor made: ${method} ${path} ${mark}`);
     else if (asked.arrivals++ > 0) this.#find(1, 'a request reaches the backend twice');
-    const isRefused = asked && !play.verdicts(asked, 'ms', asked.startedMs, performance.now()).includes(false);
+    const isRefused = asked && !story.verdicts(asked, 'ms', asked.startedMs, performance.now()).includes(false);
     if (isRefused) this.#find(3, 'a request reaches the backend that all rules of its time refuse');
     if (requestId === '') this.#find(1, 'a request reaches the backend that the gateway did not make');
     const kind = asked?.step.answer[0];

@@ -5,13 +5,22 @@
  */
 
 import net from 'node:net';
-import type { StandIn } from './backend.ts';
+
+/** A stand-in whose buffers are small. */
+export interface SlowReader {
+  /** How many bytes the gateway may be ahead of it; 0 for no limit. */
+  readonly windowBytes: number;
+  /** Its connections, by the port of the gateway's end. */
+  readonly peers: ReadonlyMap<number, { readBytes: number }>;
+  /** Writes of the gateway that wait until the stand-in has read more, by the same port. */
+  readonly writers: Map<number, () => void>;
+}
 
 /** The stand-ins of all worlds, by address and port. */
-export const STAND_INS = new Map<string, StandIn>();
+export const STAND_INS = new Map<string, SlowReader>();
 
 /** Continues the write that waits until the stand-in has read more. @param port that of the gateway's end. */
-export function wakeWriters({ writers }: StandIn, port: number): void {
+export function wakeWriters({ writers }: SlowReader, port: number): void {
   const wake = writers.get(port);
   writers.delete(port);
   wake?.();
@@ -34,7 +43,7 @@ const written = new WeakMap<net.Socket, number>();
 /** Writes to a stand-in no more than `windowBytes` beyond what it has read; to others everything. */
 const writeSome: Write = function (writev, data, encoding, done) {
   const standIn = STAND_INS.get(`${this.remoteAddress}:${this.remotePort}`);
-  const windowBytes = standIn?.play.world.windowBytes ?? 0;
+  const windowBytes = standIn?.windowBytes ?? 0;
   // A socket that is still connecting calls this function again when it is connected.
   if (!standIn || windowBytes === 0 || this.connecting) return writeAll!.call(this, writev, data, encoding, done);
   const port = this.localPort!;

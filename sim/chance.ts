@@ -1,9 +1,5 @@
 /** Chance that depends on a seed alone: the same names draw the same numbers, on every runtime. */
 
-/** The words of a text, as a list with their literal types. */
-type Word<T extends string> = T extends `${infer First} ${infer Rest}` ? First | Word<Rest> : T;
-export const words = <T extends string>(text: T): Word<T>[] => text.split(' ') as Word<T>[];
-
 /** Spreads each bit of a number over all bits (the last steps of MurmurHash3). */
 function finish(x: number): number {
   x = Math.imul(x ^ (x >>> 16), 0x85ebca6b);

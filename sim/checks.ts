@@ -6,10 +6,10 @@ import type { Peer } from './backend.ts';
 import { exchange, makeRequest, Wire } from './client.ts';
 import { until } from './clock.ts';
 import type { Invariant } from './finds.ts';
-import type { Asked, Play, Response } from './play.ts';
-import type { TokenName } from './tokens.ts';
+import { BROKEN, HONEST, type Kind, type Step, type TokenName } from './parts.ts';
+import type { Play } from './play.ts';
+import type { Asked, Response } from './story.ts';
 import type { Line } from './under-test.ts';
-import { BROKEN, HONEST, type Kind, type Step } from './worlds.ts';
 
 const isOfGate = ({ waiting, message }: Line): boolean =>
   typeof waiting === 'number' && !/answer/.test(String(message));
@@ -180,8 +180,8 @@ async function isServed(play: Play, step: Step, mark: string): Promise<boolean> 
 
 /** Invariant 6: nothing is left over, and `close()` is quick. */
 export async function checkEnd(play: Play): Promise<void> {
-  const { standIn, wires } = play;
-  for (const wire of wires) wire.socket.destroy();
+  const { standIn, sockets } = play;
+  for (const socket of sockets) socket.destroy();
   if (!await until(() => play.held === 0, 1500)) play.find(6, `${play.held} connections of clients are left`);
   const busy = (): Peer[] => [...standIn.peers.values()].filter(({ isBusy }) => isBusy);
   if (!await until(() => busy().length === 0, 1500)) play.find(6, `${busy().length} requests at the backend are left`);

@@ -4,16 +4,17 @@ import net from 'node:net';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { loopMs, until } from './clock.ts';
 import { chunked, MessageReader } from './messages.ts';
-import { type Asked, end, type Play, type Response } from './play.ts';
-import { ELSE, FROM, secretOf, TO, type TokenName, WORD } from './tokens.ts';
-import { type Actor, hasBody, ROUTES, type Step } from './worlds.ts';
+import type { Actor, Step, TokenName } from './parts.ts';
+import { type Asked, end, type Response, type Story } from './story.ts';
+import { ELSE, FROM, secretOf, TO, WORD } from './tokens.ts';
+import { hasBody, ROUTES } from './worlds.ts';
 
 /**
  * A client's connection to the gateway, which assigns each response to its request, in order. It models a client that
  * pipelines, but neither TLS nor a client that gives up.
  */
 export class Wire extends MessageReader {
-  readonly play: Play;
+  readonly story: Story;
   readonly socket: net.Socket;
   readonly asked: Asked[] = [];
   isClosed = false;
@@ -24,18 +25,18 @@ export class Wire extends MessageReader {
   #next = 0;
   #response: Response | undefined;
 
-  constructor(play: Play) {
+  constructor(story: Story) {
     super();
-    this.play = play;
-    this.socket = net.connect({ port: play.port, host: '127.0.0.1', allowHalfOpen: true, noDelay: true });
-    play.wires.add(this);
+    this.story = story;
+    this.socket = net.connect({ port: story.port, host: '127.0.0.1', allowHalfOpen: true, noDelay: true });
+    story.sockets.add(this.socket);
     this.socket.on('error', () => {});
     this.socket.on('data', (chunk: Buffer) => this.read(chunk));
     this.socket.on('end', () => this.#end());
     this.socket.on('close', () => {
       this.#end();
       this.isClosed = true;
-      play.wires.delete(this);
+      story.sockets.delete(this.socket);
     });
   }
 
@@ -46,7 +47,7 @@ export class Wire extends MessageReader {
   }
 
   onMistake(what: string): void {
-    this.play.find(4, `a client got bytes that are not a response: ${what} (${this.asked[this.#next]?.mark})`);
+    this.story.find(4, `a client got bytes that are not a response: ${what} (${this.asked[this.#next]?.mark})`);
     this.socket.destroy();
   }
 
@@ -62,10 +63,10 @@ export class Wire extends MessageReader {
     if (headers.get('connection') === 'close') this.isLast = true;
     const response = this.#response = { status, headers, body: Buffer.alloc(0), isComplete: false };
     if (asked) asked.response = response;
-    else this.play.find(4, `a client got a response that it did not ask for: ${first}`);
+    else this.story.find(4, `a client got a response that it did not ask for: ${first}`);
     const answered = headers.get('x-answer');
     if (answered !== undefined && answered !== asked?.mark) {
-      this.play.find(4, `a client got the answer to another request: ${answered} for ${asked?.mark}`);
+      this.story.find(4, `a client got the answer to another request: ${answered} for ${asked?.mark}`);
     }
     if (status === 101) this.isOver = true;
     if (status === 101 || status === 204 || status === 304) return 0;
@@ -117,7 +118,7 @@ function bodyOf({ shape, bodyBytes }: Step, mark: string): string {
 }
 
 /** Makes the request of a step, and records what the backend must get. */
-export function makeRequest(play: Play, actor: Actor | undefined, token: TokenName, step: Step, mark: string): Asked {
+export function makeRequest(story: Story, actor: Actor | undefined, token: TokenName, step: Step, mark: string): Asked {
   const { auth } = step;
   const body = hasBody(step) ? bodyOf(step, mark) : '';
   const secret = step.route === 'health' ? '' : step.wrong ? `${WORD}-nobody-0123456789` : secretOf(token);
@@ -139,18 +140,18 @@ export function makeRequest(play: Play, actor: Actor | undefined, token: TokenNa
   const bytes = Buffer.concat([head, step.chunked && content.length > 0 ? chunked(content) : content]);
   const expected = withAuth(' '.repeat(secret.length));
   const stays = step.stopAt === undefined && step.leave === undefined && !step.deafMs;
-  return expect(play, { mark, actor, token, step, bytes, expected, stays });
+  return expect(story, { mark, actor, token, step, bytes, expected, stays });
 }
 
 /** Records that a request is about to be made. */
-export function expect(play: Play, about: Omit<Asked, 'startedMs' | 'startedLoopMs' | 'arrivals' | 'acts'>): Asked {
+export function expect(story: Story, about: Omit<Asked, 'startedMs' | 'startedLoopMs' | 'arrivals' | 'acts'>): Asked {
   const asked = { ...about, arrivals: 0, acts: 0, startedMs: performance.now(), startedLoopMs: loopMs };
-  play.asked.set(asked.mark, asked);
+  story.asked.set(asked.mark, asked);
   return asked;
 }
 
 /** Writes requests, and waits until each has its response, or the connection is closed. */
-export async function exchange(play: Play, wire: Wire, asked: Asked[]): Promise<void> {
+export async function exchange(story: Story, wire: Wire, asked: Asked[]): Promise<void> {
   const { socket } = wire;
   const { step } = asked.at(-1)!;
   wire.asked.push(...asked);
@@ -175,11 +176,11 @@ export async function exchange(play: Play, wire: Wire, asked: Asked[]): Promise<
     else if (how === 'reset' && !socket.writableEnded) socket.resetAndDestroy(); // as in `#accept`
     else socket.destroy();
   }
-  const { timeoutMs, waitMs, stallMs } = play.world;
+  const { timeoutMs, waitMs, stallMs } = story.world;
   const limitMs = (2 * asked.length + 1) * timeoutMs + (asked.length + 1) * waitMs + stallMs + 2000;
   const isDone = await until(() => wire.isDone(asked), limitMs);
   for (const each of asked) {
-    if (!isDone && each.stays && !each.response) play.find(4, `a client waits forever (${each.mark})`, true);
+    if (!isDone && each.stays && !each.response) story.find(4, `a client waits forever (${each.mark})`, true);
     end(each);
   }
 }

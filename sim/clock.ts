@@ -2,10 +2,10 @@
 
 import { setTimeout as sleep } from 'node:timers/promises';
 import { limitWrites } from './buffers.ts';
-import type { Play } from './play.ts';
+import type { Played } from './finds.ts';
 
 /** All worlds being played, for errors that belong to no world, and for the watch on the event loop. */
-const PLAYS = new Set<Pick<Play, 'find' | 'lateMs'>>();
+const PLAYS = new Set<Played>();
 
 /** Records an uncaught error. Which world it belongs to is not known. */
 function onUncaught(error: unknown): void {
@@ -22,7 +22,7 @@ let watcher: NodeJS.Timeout | undefined;
 export let loopMs = 0;
 
 /** Begins or ends to watch a world: uncaught errors, and the event loop. */
-export function watch(play: Pick<Play, 'find' | 'lateMs'>, isPlayed: boolean): void {
+export function watch(play: Played, isPlayed: boolean): void {
   if (isPlayed) PLAYS.add(play);
   else PLAYS.delete(play);
   const isOn = watcher !== undefined;

@@ -1,4 +1,6 @@
-/** What must hold in every world, what a find is, and what occurred in a run. */
+/** What must hold in every world, what a find and a failure are, and what occurred in a run. */
+
+import type { AnyWorld } from './parts.ts';
 
 /** What must hold in every world. A find names one of these by number. */
 export const INVARIANTS = {
@@ -28,6 +30,16 @@ export interface Find {
   /** The event loop was also late. */
   isDoubtful?: boolean;
 }
+
+/** A world of any kind while it is played. */
+export interface Played {
+  find(invariant: Invariant, what: string): void;
+  /** The longest delay of the event loop. A world with a long delay shows nothing about time. */
+  lateMs: number;
+}
+
+/** A world that failed, and the duration of the run so far. */
+export type Failure = { world: AnyWorld; find: Find; afterMs?: number };
 
 /** What was drawn and what occurred, over all worlds: the end of a run lists what never occurred. */
 export const CAME = new Map<string, number>();

@@ -1,19 +1,20 @@
 /** How the worlds of each kind are made, played and made smaller. */
 
-import { batches, type WorldKind, type Worlds } from './batches.ts';
+import { batches } from './batches.ts';
 import type { Find } from './finds.ts';
 import { genFlood, playLog } from './log.ts';
 import { genMeanings, playMeanings } from './meaning.ts';
-import { playWorld } from './play.ts';
+import type { WorldKind, Worlds } from './parts.ts';
 import { genCases, genCounts, playCases } from './rules.ts';
+import { playWorld } from './timed.ts';
 import { genWireClient, playWires } from './wire.ts';
 import { genLarge, genWorld } from './worlds.ts';
 
 /** Everything about the worlds of one kind. */
 interface WorldRow<W> {
   make: (seed: number) => W;
-  /** Plays a world. @returns what was found. */
-  play: (world: W, isLoud: boolean) => Promise<Find[]>;
+  /** Plays a world. @param say prints what it tells of itself. @returns what was found. */
+  play: (world: W, say?: (text: string) => void) => Promise<Find[]>;
   /** What is tried instead, beside smaller lists, when a world that fails is reduced. */
   smaller: Partial<W>[];
   /** The part of a round's time. */
@@ -38,6 +39,6 @@ export const WORLDS: { [K in WorldKind]: WorldRow<Worlds[K]> } = {
 export const WORLD_KINDS = Object.keys(WORLDS) as WorldKind[];
 
 /** Plays a world of any kind. */
-export function playAny<K extends WorldKind>(world: Worlds[K], isLoud = false): Promise<Find[]> {
-  return WORLDS[world.kind as K].play(world, isLoud);
+export function playAny<K extends WorldKind>(world: Worlds[K], say?: (text: string) => void): Promise<Find[]> {
+  return WORLDS[world.kind as K].play(world, say);
 }

@@ -4,16 +4,13 @@
  */
 
 import http from 'node:http';
-import type { Batch } from './batches.ts';
 import type { Draw } from './chance.ts';
 import { isLate, until } from './clock.ts';
 import { ask, type Told } from './desk.ts';
 import { came, type Find } from './finds.ts';
+import type { Batch, Flood } from './parts.ts';
 import { House } from './process.ts';
 import { secretOf } from './tokens.ts';
-
-/** Requests to a gateway, how much of its log is read meanwhile, and whether everything is then. */
-export type Flood = { requests: number; path: string; readKiB: number; isRead: boolean };
 
 /** A path and a header whose log line is as long as one can be, so that 1 MiB of them come soon. */
 const LONG = '/rate-limit-challenge'.repeat(8);

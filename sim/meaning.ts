@@ -8,54 +8,12 @@
  */
 
 import type { GatewayConfig } from '../gateway.ts';
-import { type Batch, batches } from './batches.ts';
-import { type Draw, generator, words } from './chance.ts';
+import { batches } from './batches.ts';
+import { type Draw, generator } from './chance.ts';
 import { Desk, type Letter, type Seen, type Told } from './desk.ts';
 import { came, type Find } from './finds.ts';
+import { type Batch, ENCODINGS, type Intrusion, INTRUSIONS, type Meaning, OTHER_NAMES, OWN_NAMES } from './parts.ts';
 import { DEFAULTS, ELSE, FROM, GROUP, secretOf, SHARED, TO, WORD } from './tokens.ts';
-
-export const ENCODINGS = words('json shell form bare lines multipart text query get payload');
-/** How a recipient is named: by a send's own field, with what programs write around it, and by names that are data. */
-const OWN_NAMES = words('recipients recipients recipients recipient Recipients recipients[] recipients[0]');
-const OTHER_NAMES = words('to group target receipients recipents group_id destination');
-
-/** What a client means, and how it is written. */
-export interface Meaning {
-  token: keyof typeof MEANING_TOKENS;
-  way: (typeof ENCODINGS)[number];
-  text: string;
-  /** The intended recipients, and the name under which each is written. */
-  wanted: string[];
-  name: (typeof OWN_NAMES)[number] | (typeof OTHER_NAMES)[number];
-  /** How often a form has the field of the text. */
-  times: number;
-  /** Content-Type; none if empty. */
-  declared: string;
-  /** Other fields. Those named `auth` hold a valid credential in addition to the one in the header. */
-  others: [name: string, value: string][];
-  /** There is a file in addition to the fields. */
-  hasFile?: boolean;
-  /** How the fields are ordered. */
-  order: number;
-  /** What is escaped in JSON: the last character of each name, or, as by Python and PHP, what is not ASCII. */
-  escaped?: 'last' | 'foreign' | undefined;
-  /** What another token posts before it. */
-  before?: Intrusion[];
-}
-
-/**
- * How another token tries to change how a body is read: by a name that ends in a backslash where the body's has another
- * last character, by names that JavaScript gives a meaning, by very many names, or by other values of the same names.
- */
-export const INTRUSIONS = words('backslash proto constructor many values');
-
-/** A body of another token: what it tries, how it is encoded, and which name of the next body it changes. */
-interface Intrusion {
-  token: 'intruder' | 'other';
-  kind: (typeof INTRUSIONS)[number];
-  way: 'json' | 'payload' | 'form';
-  name: number;
-}
 
 const THIRD = '+15550100003';
 const WANTED = [[], [], [THIRD], [THIRD], [GROUP], [THIRD, TO], [TO, THIRD, ELSE], [TO, THIRD, ELSE, FROM]];
@@ -65,7 +23,7 @@ const MEANING_TOKENS = {
   templated: { defaults: DEFAULTS, message: '{{text}}{{message}}{{priorité}}' },
   whole: { defaults: DEFAULTS, message: '{{.}}{{payload}}{{data}}{{message}}' },
   unaddressed: { defaults: { number: FROM }, message: '{{text}}{{message}}{{priorité}}' },
-};
+} satisfies Record<Meaning['token'], object>;
 /** The same tokens where the defaults stand at the top level, for those that have none of their own. */
 const WITHOUT_DEFAULTS = {
   ...MEANING_TOKENS,

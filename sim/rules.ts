@@ -3,24 +3,13 @@
  * which credential counts, what its token may do, its rate by the gateway's own clock.
  */
 
-import { type Batch, batches } from './batches.ts';
+import { batches } from './batches.ts';
 import { type Draw, generator } from './chance.ts';
 import { Desk, type Letter, type Told } from './desk.ts';
 import { came, type Find } from './finds.ts';
-import {
-  DEFAULTS,
-  ELSE,
-  FROM,
-  GROUP,
-  LISTS,
-  SECRET_PATTERN,
-  secretOf,
-  SHARED,
-  type SharedName,
-  TO,
-  TOKENS,
-} from './tokens.ts';
-import { AUTH_METHODS, type AuthMethod, ROWS } from './under-test.ts';
+import type { Batch, Case, RuleToken, SharedName } from './parts.ts';
+import { DEFAULTS, ELSE, FROM, GROUP, LISTS, SECRET_PATTERN, secretOf, SHARED, TO, TOKENS } from './tokens.ts';
+import { AUTH_METHODS, ROWS } from './under-test.ts';
 
 const RULE_TOKENS = {
   free: {},
@@ -32,31 +21,7 @@ const RULE_TOKENS = {
   onlyBearer: { methods: ['bearer' as const] },
   half: { senders: [FROM] },
   everyone: { recipients: ['*'] },
-};
-type RuleToken = keyof typeof RULE_TOKENS;
-
-/** A request to be judged. */
-export interface Case {
-  route: string;
-  /** One or two; the first in the order header, path, query, body counts. */
-  credentials: { auth: AuthMethod; token: RuleToken | 'nobody' }[];
-  /** How `@auth` is spelled in a path or a query. */
-  spelling: number;
-  /** The client, behind a trusted proxy. */
-  from: string;
-  origin?: string;
-  /** A header that only browsers send. */
-  browser?: 'User-Agent' | 'Sec-Fetch-Site';
-  hasRange?: boolean;
-  account: string;
-  recipient: string;
-  /** The type that an attachment declares. */
-  attachment?: string;
-  /** The backend's status; 0 if it breaks off. */
-  answer?: number;
-  /** How far the clock advances before it. */
-  waitMs: number;
-}
+} satisfies Record<RuleToken, object>;
 
 /** The routes of `messaging`; `{}` stands for a body. */
 const MESSAGING = ROWS.filter(({ group }) => group === 'messaging').map(({ method, template, facts }) =>

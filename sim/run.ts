@@ -8,37 +8,39 @@
  *   --stop N,N    ends at the first find of one of these invariants, and reduces no world
  *   --world FILE  plays the world of a JSON file, and prints the outcome of each request
  *
- * A world is data: one JSON object, generated from a seed. What must hold in it is in `INVARIANTS` of finds.ts, and its
- * kinds are in `WORLDS` of kinds.ts. A world that fails is reduced. Each find becomes a test, because a seed means
+ * A world is data: one JSON object, generated from a seed. What it consists of is in parts.ts, what must hold in it in
+ * `INVARIANTS` of finds.ts, and its kinds are in `WORLDS` of kinds.ts. A world that fails is reduced. Each find becomes a test, because a seed means
  * another world as soon as a generator changes.
  *
  * Most finds do not depend on time, and a single one is red. A find that depends on time must recur when the world is
  * played alone, twice out of two; otherwise it is a warning.
  *
- *   worlds of time       worlds.ts makes them, play.ts plays them: actors.ts and client.ts in front of backend.ts
+ *   worlds of time       worlds.ts makes them, timed.ts plays them: actors.ts and client.ts in front of backend.ts
  *   bytes and processes  wire.ts and log.ts, with process.ts
  *   decisions            meaning.ts and rules.ts, each with its model, at desk.ts
+ *
+ * Modules import only what is before them in this order: worlds and their parts (parts.ts, tokens.ts, worlds.ts), the
+ * stand-in and the clients (backend.ts, client.ts, desk.ts), the play (play.ts, actors.ts), the checks (checks.ts), and
+ * the run (the kinds of worlds, kinds.ts, this file).
  *
  * GATEWAY_FILE names another file than gateway.ts. `npm run sim:planted` shows that known faults are found (planted.ts).
  */
 
 import { readFileSync } from 'node:fs';
 import { parseArgs } from 'node:util';
-import type { AnyWorld } from './batches.ts';
 import { hasSmallBuffers } from './buffers.ts';
-import { CAME } from './finds.ts';
+import { CAME, type Failure } from './finds.ts';
 import { playAny, WORLD_KINDS } from './kinds.ts';
-import { ENCODINGS, INTRUSIONS } from './meaning.ts';
+import { ANSWERS, type AnyWorld, CHANGE_NAMES, ENCODINGS, INTRUSIONS, KINDS, PHASES } from './parts.ts';
 import { say, sayFailure } from './print.ts';
-import { type Failure, firstOfEach, shrink } from './shrink.ts';
+import { firstOfEach, shrink } from './shrink.ts';
 import { type Run, simulate } from './simulate.ts';
-import { CHANGES, SHARED } from './tokens.ts';
-import { ANSWERS, KINDS, PHASES } from './worlds.ts';
+import { SHARED } from './tokens.ts';
 
 /** What could occur and did not. */
 function neverCame(): string[] {
   const all = Object.entries({
-    ...{ actor: KINDS, answer: ANSWERS, phase: PHASES, rules: Object.keys(CHANGES) },
+    ...{ actor: KINDS, answer: ANSWERS, phase: PHASES, rules: CHANGE_NAMES },
     shared: Object.keys(SHARED),
     ...{ meaning: ENCODINGS, intrusion: INTRUSIONS, log: ['dropped'] },
   }).flatMap(([what, names]) => names.map((name) => `${what} ${name}`));
@@ -48,7 +50,7 @@ function neverCame(): string[] {
 /** Plays one world, and prints the outcome of each request. */
 async function playLoud(world: AnyWorld): Promise<number> {
   say(JSON.stringify(world));
-  const failures = (await playAny(world, true)).map((find): Failure => ({ world, find }));
+  const failures = (await playAny(world, say)).map((find): Failure => ({ world, find }));
   for (const failure of failures) sayFailure('RED', failure);
   return failures.length;
 }

@@ -4,12 +4,9 @@
  */
 
 import { isDeepStrictEqual } from 'node:util';
-import type { AnyWorld } from './batches.ts';
-import type { Find } from './finds.ts';
+import type { Failure } from './finds.ts';
 import { playAny, WORLDS } from './kinds.ts';
-
-/** A world that failed, and the duration of the run so far. */
-export type Failure = { world: AnyWorld; find: Find; afterMs?: number };
+import type { AnyWorld } from './parts.ts';
 
 /** Whether the same invariant fails in a world that is played alone. */
 export async function failsAgain({ world, find }: Failure): Promise<boolean> {

@@ -1,9 +1,10 @@
 /** Plays new worlds for a time. */
 
-import type { WorldKind } from './batches.ts';
 import { until } from './clock.ts';
+import type { Failure } from './finds.ts';
 import { playAny, WORLD_KINDS, WORLDS } from './kinds.ts';
-import { failsAgain, type Failure, firstOfEach } from './shrink.ts';
+import type { WorldKind } from './parts.ts';
+import { failsAgain, firstOfEach } from './shrink.ts';
 import { genWorld } from './worlds.ts';
 
 /** Which worlds are played, for how long, and how many timed ones side by side. */

@@ -1,7 +1,7 @@
 /** Accounts, tokens and secrets of all worlds, and how a reload changes a token. */
 
 import type { GatewayConfig } from '../gateway.ts';
-import type { Asked } from './play.ts';
+import type { Change, Changes, SharedName, Step, TokenName } from './parts.ts';
 
 export const FROM = '+15550100001';
 export const TO = '+15550100002';
@@ -23,8 +23,7 @@ export const SHARED = {
   senders: { config: { senders: [FROM] }, accounts: [FROM], recipients: undefined },
   recipients: { config: { recipients: [TO] }, accounts: undefined, recipients: [TO] },
   everyone: { config: { senders: [FROM], recipients: ['*'] }, accounts: [FROM], recipients: undefined },
-};
-export type SharedName = keyof typeof SHARED;
+} satisfies Record<SharedName, object>;
 
 /** All secrets start with a word that occurs nowhere else, and that only the five places may contain. */
 export const WORD = 'UNSPOKEN';
@@ -41,23 +40,21 @@ export const TOKENS = {
   confined: LISTS,
   watcher: { allow: ['metrics'] },
   maker: { defaults: DEFAULTS, allow: ['send', 'GET /v2/send'] },
-};
-export type TokenName = keyof typeof TOKENS;
+} satisfies Record<TokenName, object>;
 /** How a reload may change a token, and which requests the token may then not make. */
-export const CHANGES: Record<string, { settings?: object; refuses: (asked: Asked) => boolean }> = {
+export const CHANGES: Record<Change, { settings?: object; refuses: (step: Step) => boolean }> = {
   usual: { settings: {}, refuses: () => false },
   removed: { refuses: () => true },
   expired: { settings: { expires: '2020-01-01' }, refuses: () => true },
-  onlyBearer: { settings: { methods: ['bearer'] }, refuses: ({ step }) => step.auth !== 'bearer' },
-  onlyInfo: { settings: { allow: ['info'] }, refuses: ({ step }) => step.route !== 'about' },
-  elsewhere: { settings: { recipients: [ELSE] }, refuses: ({ step }) => step.route === 'send' },
+  onlyBearer: { settings: { methods: ['bearer'] }, refuses: ({ auth }) => auth !== 'bearer' },
+  onlyInfo: { settings: { allow: ['info'] }, refuses: ({ route }) => route !== 'about' },
+  elsewhere: { settings: { recipients: [ELSE] }, refuses: ({ route }) => route === 'send' },
 };
-export type Changes = Partial<Record<TokenName, keyof typeof CHANGES>>;
 /** The tokens of a configuration. */
 export const tokensWith = (changes: Changes): NonNullable<GatewayConfig['tokens']> =>
   Object.fromEntries(
     Object.entries(TOKENS).flatMap(([name, token]) => {
-      const { settings } = CHANGES[changes[name as TokenName] ?? 'usual']!;
+      const { settings } = CHANGES[changes[name as TokenName] ?? 'usual'];
       return settings ? [[name, { secret: secretOf(name), ...token, ...settings }]] : [];
     }),
   );

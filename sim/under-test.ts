@@ -2,7 +2,8 @@
 
 import { type ChildProcess, spawn } from 'node:child_process';
 import { fileURLToPath } from 'node:url';
-import type { Play } from './play.ts';
+import type { Played } from './finds.ts';
+import type { AuthMethod } from './parts.ts';
 import { SECRET_PATTERN } from './tokens.ts';
 
 /** GATEWAY_FILE names another file than gateway.ts. */
@@ -11,14 +12,13 @@ export const { createGateway, AUTH_METHODS: methodRows, ROUTES: ROWS } = await i
   FILE.href
 ) as typeof import('../gateway.ts');
 
-export type AuthMethod = keyof typeof methodRows;
 export const AUTH_METHODS = Object.keys(methodRows) as AuthMethod[];
 
 /** A line of the gateway's log. */
 export type Line = Record<string, unknown>;
 
 /** Reads a line of the log, in any world. */
-export function readLine(text: string, play: Pick<Play, 'find'>): Line {
+export function readLine(text: string, play: Played): Line {
   if (SECRET_PATTERN.test(text)) play.find(8, `the log contains a secret: ${text.slice(0, 300)}`);
   try {
     const line: Line = JSON.parse(text);

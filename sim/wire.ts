@@ -8,16 +8,25 @@
 import net from 'node:net';
 import { setTimeout as sleep } from 'node:timers/promises';
 import tls from 'node:tls';
-import type { Batch } from './batches.ts';
-import { type Draw, words } from './chance.ts';
+import type { Draw } from './chance.ts';
 import { expect } from './client.ts';
 import { until } from './clock.ts';
 import type { Find } from './finds.ts';
 import { chunked } from './messages.ts';
+import {
+  ANSWERS,
+  type Batch,
+  BODIES,
+  FRAMINGS,
+  type RouteName,
+  type Step,
+  type WireClient,
+  type WireRequest,
+} from './parts.ts';
 import type { Play } from './play.ts';
 import { House } from './process.ts';
 import { ELSE, FROM, secretOf, TO, WORD } from './tokens.ts';
-import { type Answer, ANSWERS, ROUTES, type Step } from './worlds.ts';
+import { ROUTES } from './worlds.ts';
 
 /** The first lines of requests; the stand-in answers unknown routes as `unknown`. */
 const LINES = [
@@ -25,12 +34,9 @@ const LINES = [
   ...'CONNECT x:80|CONNECT x:80|OPTIONS *|OPTIONS /v2/send|HEAD /v1/about|GET http://x/v1/about'.split('|'),
   ...'GET /v2/send?message=…|GET /v2/send?message=…|BREW /v1/about|PATCH /v2/send|GET  /v1/about'.split('|'),
 ];
-const routeOf = (line: number): keyof typeof ROUTES =>
-  (Object.keys(ROUTES) as (keyof typeof ROUTES)[]).find((name) => ROUTES[name] === LINES[line]) ?? 'unknown';
+const routeOf = (line: number): RouteName =>
+  (Object.keys(ROUTES) as RouteName[]).find((name) => ROUTES[name] === LINES[line]) ?? 'unknown';
 const UPGRADES = ['websocket', 'websocket', 'h2c', 'TLS/1.0', 'websocket, h2c', ''];
-const FRAMINGS = words('none length chunked extended tooLong tooShort expecting');
-const BODIES = words('send large broken brokenLarge');
-
 const HIDDEN = `{"number":"${ELSE}","recipients":["${ELSE}"],"message":"hidden"}`;
 /** Bytes that are not a request, and a request without authentication. */
 const RUBBISH = [
@@ -44,34 +50,6 @@ const RUBBISH = [
   '}]}\r\n0\r\n\r\n',
   '{}',
 ];
-
-/** One request of a wire client. */
-interface WireRequest {
-  line: number;
-  /** The value of `Upgrade`. */
-  upgrade?: string;
-  auth: 'bearer' | 'basic' | 'query' | 'path' | 'none';
-  wrong?: boolean;
-  framing: (typeof FRAMINGS)[number];
-  body: (typeof BODIES)[number];
-  closes?: boolean;
-  answer: [kind: Answer, ms: number];
-}
-
-/** A connection: what it writes, where it pauses, and how it ends. */
-export interface WireClient {
-  atMs: number;
-  requests: WireRequest[];
-  pauses: [atByte: number, ms: number][];
-  /** What it writes after its requests. */
-  rubbish?: number;
-  /** Writes no further than this byte. */
-  stopAt?: number;
-  /** `answered` ends with a reset after the first bytes of a response. */
-  end: 'reset' | 'answered' | 'close' | 'half' | 'wait';
-  endMs: number;
-  isDeaf?: boolean;
-}
 
 export function genWireClient(draw: Draw): WireClient {
   const genRequest = (): WireRequest => ({

@@ -3,61 +3,26 @@
  * lies. This module makes them from a seed, and so the worlds of large bodies.
  */
 
-import { type Draw, generator, words } from './chance.ts';
-import { CHANGES, FROM, GROUP, type TokenName, WORD } from './tokens.ts';
-import { AUTH_METHODS, type AuthMethod } from './under-test.ts';
-
-/**
- * How the stand-in answers: with 201 at once, later, in three pieces, chunked, after 103 and 100, or with "Connection:
- * close"; with 400 before the body is read, a truncated or too long body, two lengths, 307, no HTTP; with an ordinary
- * response to an upgrade, or 101 and a reset to any request; with a reset instead of reading the body, or with a reset
- * or the end after it has acted; or never.
- */
-export const ANSWERS = [
-  ...words('prompt late pieces chunked hints closing early cut short twoLengths redirect garbage declined switching'),
-  ...words('resetBefore resetAfter goneAfter never'),
-];
-export type Answer = (typeof ANSWERS)[number];
-/** Answers after which a client that stays connected need not get a response. */
-export const BROKEN: readonly Answer[] = ['cut', 'short'];
-
-export const PHASES = words('gone hung reset');
-/** A period in which the stand-in is away (gone, reset), or neither reads nor answers (hung). */
-export type Phase = { kind: (typeof PHASES)[number]; atMs: number; forMs: number };
-
-/** The kinds of bodies. All from `twice` on try to bypass the lists of a token. */
-const SHAPES = words('plain twice folded escaped late doubled');
-
-/** One request of an actor. */
-export interface Step {
-  route: keyof typeof ROUTES;
-  auth: AuthMethod;
-  /** The credential belongs to no token. */
-  wrong?: boolean;
-  shape: (typeof SHAPES)[number] | 'broken';
-  bodyBytes: number;
-  chunked?: boolean;
-  /** HTTP/1.0 with keep-alive. */
-  isOld?: boolean;
-  /** Where the client pauses while writing the request: after which byte, and for how long. */
-  pauses?: [atByte: number, ms: number][];
-  /** The client writes no further than this byte. */
-  stopAt?: number;
-  /** The client disconnects this long after its last byte, in this way. */
-  leave?: [ms: number, how: 'close' | 'half' | 'reset'];
-  /** The request is written together with the one before it, on the same connection. */
-  joined?: boolean;
-  /** The next request uses the same connection, this much later. A WebSocket stays open for this long. */
-  keptMs?: number;
-  /** The client does not read for this long. */
-  deafMs?: number;
-  answer: [kind: Answer, ms: number];
-  /** A reload changes the rules of this token in this way. */
-  change?: [token: TokenName, change: keyof typeof CHANGES];
-  /** A reload sets these. */
-  parallel?: number;
-  base?: string;
-}
+import { type Draw, generator } from './chance.ts';
+import {
+  type Actor,
+  ANSWERS,
+  CHANGE_NAMES,
+  HONEST,
+  type Kind,
+  KINDS,
+  type Phase,
+  PHASES,
+  type RouteName,
+  SHAPES,
+  type Step,
+  type Times,
+  type TokenName,
+  words,
+  type World,
+} from './parts.ts';
+import { FROM, GROUP, WORD } from './tokens.ts';
+import { AUTH_METHODS } from './under-test.ts';
 
 /** The steps of each kind of actor. */
 const WAYS = {
@@ -118,15 +83,11 @@ const WAYS = {
   reloader: (draw, { parallel }) => ({
     ...{ keptMs: draw.pick([100, 100, 500]), parallel: draw.pick([0, 1, 2, 4, parallel, parallel]) },
     base: draw.pick(['', '', '', '/moved']),
-    ...(draw.chance(0.7) && { change: [draw.pick(['guest', 'guest', 'hanger']), draw.pick(Object.keys(CHANGES))] }),
+    ...(draw.chance(0.7) && { change: [draw.pick(['guest', 'guest', 'hanger']), draw.pick(CHANGE_NAMES)] }),
   }),
   // In worlds of large bodies only.
   uploader: () => ({ answer: ['prompt', 0], keptMs: 0 }),
-} satisfies Record<string, (draw: Draw, times: Times, wireBytes: number) => Partial<Step>>;
-export type Kind = keyof typeof WAYS;
-export const KINDS = Object.keys(WAYS) as Kind[];
-export const HONEST = KINDS.slice(0, 4);
-
+} satisfies Record<Kind, (draw: Draw, times: Times, wireBytes: number) => Partial<Step>>;
 /** The kinds that have their own token, take other than one to three steps, or take all of them at once. */
 const SPECIAL: Partial<Record<Kind, { token?: TokenName; steps?: [least: number, most: number]; together?: true }>> = {
   crowd: { steps: [4, 6], together: true },
@@ -140,38 +101,8 @@ const SPECIAL: Partial<Record<Kind, { token?: TokenName; steps?: [least: number,
   uploader: { token: 'guest', steps: [4, 6] },
 };
 
-/** A client, or the actor that reloads the configuration. */
-export interface Actor {
-  kind: Kind;
-  number: number;
-  atMs: number;
-  token: TokenName;
-  together?: boolean;
-  steps: Step[];
-}
-
-/** The settings that affect time and order. */
-type Times = Record<'headersMs' | 'stallMs' | 'slotMs' | 'connectMs' | 'lingerMs' | 'timeoutMs' | 'waitMs', number> & {
-  parallel: number;
-};
-
-export interface World extends Times {
-  kind: 'timed' | 'large';
-  seed: number;
-  /** How many bytes the gateway may be ahead of the stand-in; 0 for no limit. */
-  windowBytes: number;
-  phases: Phase[];
-  /** How long each connection of the stand-in, in turn, waits before it reads. */
-  deafMs: number[];
-  actors: Actor[];
-  /** When the gateway shuts down, in mid-operation. */
-  closeMs?: number | undefined;
-  /** `limits.body`, in MiB. */
-  bodyMiB?: number;
-}
-
 /** The requests of a step. */
-export const ROUTES = {
+export const ROUTES: Record<RouteName, string> = {
   send: 'POST /v2/send',
   join: `POST /v1/groups/${FROM}/${GROUP}/join`,
   quit: `POST /v1/groups/${FROM}/${GROUP}/quit`,

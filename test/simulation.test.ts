@@ -1,5 +1,7 @@
-import { assert } from './assertions.ts';
-import { read } from './files.ts';
+import { readdirSync } from 'node:fs';
+import { join } from 'node:path';
+import { assert, groupsOf } from './assertions.ts';
+import { HERE, read } from './files.ts';
 import { test } from './guard.ts';
 
 const SEED = Number(process.env.TEST_SEED ?? Date.now() % 1e9);
@@ -24,4 +26,24 @@ test('each planted fault of sim/planted/ fits the code', async () => {
     assert.notEqual(applyPatch(source, patch), source, name);
     assert.throws(() => applyPatch('', patch), /does not occur exactly once/, name);
   }
+});
+
+test('no modules of sim/ import each other in a circle, not even for types; parts.ts imports none', () => {
+  const names = readdirSync(join(HERE, 'sim')).filter((name) => name.endsWith('.ts'));
+  const importsOf = (name: string): string[] =>
+    groupsOf(read(`sim/${name}`), /(?:\bfrom|\bimport\(?)\s*'\.\/([^']+)'/g);
+  const done = new Set<string>();
+  const circleFrom = (name: string, path: string[]): string[] | undefined => {
+    if (path.includes(name)) return [...path.slice(path.indexOf(name)), name];
+    if (done.has(name)) return undefined;
+    for (const imported of importsOf(name)) {
+      const circle = circleFrom(imported, [...path, name]);
+      if (circle) return circle;
+    }
+    done.add(name);
+    return undefined;
+  };
+  for (const name of names) assert.equal(circleFrom(name, [])?.join(' imports '), undefined);
+  assert.ok(importsOf('run.ts').length > 0, 'imports are read');
+  assert.deepEqual(importsOf('parts.ts'), []);
 });
