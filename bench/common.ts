@@ -2,7 +2,7 @@
 
 import { createInterface } from 'node:readline';
 
-export const RUNTIME = process.versions.bun ? 'Bun' : process.versions.deno ? 'Deno' : 'Node';
+export const RUNTIME = process.versions.deno ? 'Deno' : 'Node';
 
 export const PARALLELS = ['parallel 0', 'parallel 1', 'parallel 4', 'parallel 16'];
 

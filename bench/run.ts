@@ -3,16 +3,15 @@
  *
  *   gateway          with `backend.parallel` 0, because the other servers limit nothing
  *   parallel N       the gateway with another `backend.parallel`; 4 is the default
- *   small young      the gateway with `--max-semi-space-size=N`, as the pages recommend; Bun has no such option
+ *   small young      the gateway with `--max-semi-space-size=N`, as the pages recommend
  *   node:http relay  a bare node:http server that relays with node:http's client and a keep-alive agent; on Deno
  *                    without reused connections, like the gateway there
  *   bare 401         a bare node:http server that answers 401 and reads nothing
  *
- * `npm run bench` measures the compiled file on the Node that runs it. `npm run bench:deno` and `npm run bench:bun`
- * measure gateway.ts, and so does `node bench/run.ts` (22.18 and newer). GATEWAY_FILE names
- * another file. `--beside FILE` measures a second gateway in the same rounds: another version (compiled, for Node 20).
- * `--only PATTERN` measures only the rows that match a regular expression; `slots`, `2 tokens` and `50 tokens` are also
- * rows.
+ * `npm run bench` measures the compiled file on the Node that runs it. `npm run bench:deno` measures gateway.ts, and so
+ * does `node bench/run.ts` (22.18 and newer). GATEWAY_FILE names another file. `--beside FILE` measures a second gateway
+ * in the same rounds: another version (compiled, for Node 20). `--only PATTERN` measures only the rows that match a
+ * regular expression; `slots`, `2 tokens` and `50 tokens` are also rows.
  *
  * Only ratios are meaningful. Ratios of processor time are more reliable than ratios of throughput, because the load,
  * the backend and other work on the machine need the same cores. Processor time is user and system time of the server's
@@ -92,7 +91,7 @@ const IS_OLD_NODE = RUNTIME === 'Node' && parseInt(process.versions.node) < 24;
 /** What the ratios of a row should be, by server. */
 type Goals = Record<string, string | undefined>;
 const SEND_GOALS: Goals = {
-  'node:http relay': { Node: IS_OLD_NODE ? '≥ 0.5' : '≥ 0.55', Deno: '≥ 0.45', Bun: '≥ 0.45' }[RUNTIME],
+  'node:http relay': { Node: IS_OLD_NODE ? '≥ 0.5' : '≥ 0.55', Deno: '≥ 0.45' }[RUNTIME],
   'parallel 4': RUNTIME === 'Node' ? '≤ 1.2' : undefined,
 };
 const REFUSAL_GOALS: Goals = { 'bare 401': RUNTIME === 'Node' ? '≥ 0.5' : undefined };
@@ -287,7 +286,7 @@ async function measureStart(startServer: StartServer, drive: Drive): Promise<voi
 /** Uploads after sends, each time in a fresh process, because V8's young generation grows and does not shrink. */
 async function measureMemory(startServer: StartServer, drive: Drive): Promise<void> {
   const [own = '', ...others] = RELAYS;
-  const servers = [own, ...RUNTIME === 'Bun' ? [] : ['small young'], ...others];
+  const servers = [own, 'small young', ...others];
   const megabytes = 100;
   const found = await inTurns(servers, 3, async (server) => {
     const child = await startServer(server);

@@ -1,7 +1,7 @@
 /**
  * Small buffers between the gateway and a stand-in. A kernel accepts megabytes at once on loopback, so no request would
  * ever stop in the middle of a head. Where `net.Socket.prototype._writeGeneric` exists, only `windowBytes` more than the
- * stand-in has read are let through. Bun lacks this function, so torn requests are not tested there.
+ * stand-in has read are let through.
  */
 
 import net from 'node:net';
@@ -30,7 +30,7 @@ type Write = (this: net.Socket, writev: boolean, data: unknown, encoding: string
 type Done = (error?: Error | null) => void;
 const sockets = net.Socket.prototype as unknown as { _writeGeneric?: Write };
 const writeAll = sockets._writeGeneric;
-export const hasSmallBuffers = typeof writeAll === 'function' && !('Bun' in globalThis);
+export const hasSmallBuffers = typeof writeAll === 'function';
 
 /** Begins or ends to limit how far the gateway gets ahead of a stand-in. */
 export function limitWrites(isLimited: boolean): void {

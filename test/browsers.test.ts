@@ -5,7 +5,7 @@ import { codeOf, statusOf } from './answers.ts';
 import { assert, assertDenied, closed, linesOf, requests, until } from './assertions.ts';
 import { barred, type Handler } from './backend.ts';
 import { ask, raw } from './client.ts';
-import { ALL_METHODS, NO_TOKENS, SOON_CLOSED, tokens } from './configs.ts';
+import { ALL_METHODS, NO_TOKENS, tokens } from './configs.ts';
 import { SIDE_BY_SIDE, test } from './guard.ts';
 import { bytesOf, parseRow, sendRow, table } from './rows.ts';
 import {
@@ -302,7 +302,7 @@ suite('browsers', SIDE_BY_SIDE, () => {
 
   const READ_ALL = 'a page of an origin on cors may read every response, refusals included, and no other page any';
 
-  table(READ_ALL, READERS, SOON_CLOSED)([
+  table(READ_ALL, READERS)([
     [LISTED, ...NOT_LISTED.map((origin) => `* ${origin} → ${HIDDEN}`)],
     `/v1/health | ${GOOD} → 204 ;; ${HELLO} | ${GOOD} → 201 ;; /v1/about | ${GOOD} → 200
   /.. → 400 bad_target ;; /v1/about | ${GOOD} | ${GOOD} → 400 bad_credential ;; {} | ${GOOD} → passes

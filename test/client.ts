@@ -129,7 +129,7 @@ export function rawRequest(to: Address, target: string, { method = 'GET', header
 }
 
 export const TELLS_FULL_BUFFERS = {
-  skip: !isNode && 'Deno fills its buffers slowly, and Bun does not report when they are full',
+  skip: !isNode && 'Deno fills its buffers slowly',
 };
 
 /** Makes a request, one that is refused by default, on a connection whose buffers have no room for the response. */

@@ -34,9 +34,6 @@ export function slots({ url }: { url: string }, parallel: number, timeout = '1h'
   return { backend: { url, wait: '0', parallel, timeout } };
 }
 
-/** On Bun a refused request with an unread body never ends: its connection closes after this time. */
-export const SOON_CLOSED = 'Bun' in globalThis ? { stallTimeoutMs: 1000 } : {};
-
 /** What a token may have in the file in addition to its secret. */
 export const TOKEN_SETTINGS = 'methods allow senders recipients rate clients expires secretFile message defaults'.split(
   ' ',

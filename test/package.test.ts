@@ -136,12 +136,12 @@ suite('module', SIDE_BY_SIDE, () => {
 
   test('each workaround for a runtime has a comment, in one form, about when it can go', (t) => {
     const comments = Array.from(SOURCE.matchAll(/(?:^ *\/\/ .*\n)+|\/\*\*(?:(?!\*\/)[^])*\*\//gm), ([text]) => text);
-    const told = comments.filter((text) => /\b(?:Node|Deno|Bun) \d/.test(text) && !text.includes('@module'));
+    const told = comments.filter((text) => /\b(?:Node|Deno) \d/.test(text) && !text.includes('@module'));
     const good = told.filter((text) => /^ *\/\/ UNTIL [^]+:\s/m.test(text));
     t.diagnostic(good.map((text) => text.trim().split('\n')[0]).join('\n'));
     assert.deepEqual(told.filter((text) => !good.includes(text)), []);
     // Code that checks which runtime it is follows such a comment.
-    const asks = Array.from(SOURCE.matchAll(/^(.*\n){4}.*'(?:Bun|Deno)' in globalThis/gm), ([text]) => text);
+    const asks = Array.from(SOURCE.matchAll(/^(.*\n){4}.*'Deno' in globalThis/gm), ([text]) => text);
     assert.deepEqual(asks.filter((text) => !text.includes('// UNTIL ')), []);
     // The tests that such a comment names exist.
     const titles = groupsOf(TESTS, /^ *(?:test|table)\(\s*(?:'|"|`)(.*)/gm);

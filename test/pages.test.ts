@@ -184,8 +184,7 @@ suite('pages', SIDE_BY_SIDE, () => {
     }
     assert.deepEqual(used.filter((name) => !known.has(name)), []);
 
-    const command =
-      /(--prefer-offline )?(?:tsx@(\d+)|node|bun)(?: --max-\S+)? \/?(?:\S*\/)?gateway\.m?[tj]s([^|`#\n]*)/g;
+    const command = /(--prefer-offline )?(?:tsx@(\d+)|node)(?: --max-\S+)? \/?(?:\S*\/)?gateway\.m?[tj]s([^|`#\n]*)/g;
     const commands = Array.from(ALL_PAGES.matchAll(command));
     assert.ok(commands.length > 10, `only ${commands.length} commands`);
     for (const [command, offline, major, args] of commands) {

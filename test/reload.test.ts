@@ -105,7 +105,7 @@ suite('reload', SIDE_BY_SIDE, () => {
     await becomes(/^reload failed/, () => writeFileSync(tls.cert, CERTS[1].cert) ?? signal());
     await becomes(/^reloaded/, () => writeFileSync(tls.key, CERTS[1].key));
     assert.equal(count(/^reloaded/), reloaded + 3);
-    assert.equal((await ask(gateway)).fingerprint === first, 'Bun' in globalThis);
+    assert.notEqual((await ask(gateway)).fingerprint, first);
     assert.doesNotMatch(gateway.output(), new RegExp(`${SECRETS.source}|${third}|${fresh}`));
     await gateway.close();
   });

@@ -56,13 +56,7 @@ export function table(title: string, config: GatewayConfig, { handler, ...option
 /** String.raw, in which a list becomes as many lines. */
 export function literal({ raw }: TemplateStringsArray, ...values: unknown[]): string {
   const lists = values.map((value) => Array.isArray(value) ? value.join('\n') : value);
-  return String.raw({ raw: 'Bun' in globalThis ? raw.map(asWritten) : raw }, ...lists);
-}
-
-/** Bun 1.4 has upper-case escapes instead of letters beyond ASCII. */
-function asWritten(raw: string): string {
-  const escape = /\\u(?:(?!00[0-7]|D[89A-F])([0-9A-F]{4})|\{([0-9a-f]+)\})/g;
-  return raw.replace(escape, (_, four, more) => String.fromCodePoint(parseInt(four ?? more, 16)));
+  return String.raw({ raw }, ...lists);
 }
 
 type TableOptions = GatewayOptions & { handler?: Handler };

@@ -1,8 +1,8 @@
-/** What differs between Node, Deno and Bun for the tests. */
+/** What differs between Node and Deno for the tests. */
 
 export const isDeno = 'Deno' in globalThis;
 
-export const isNode = !('Bun' in globalThis) && !isDeno;
+export const isNode = !isDeno;
 
 export const ON_NODE = { skip: !isNode && 'other runtimes have other options for what to trust' };
 

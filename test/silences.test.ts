@@ -247,7 +247,7 @@ suite('silences', SIDE_BY_SIDE, () => {
         /"reason":"timeout","hint":"check the backend's log, or correct its address"/,
       ],
       [`https://127.0.0.1:${portOf(encrypted)}`, /"hint":"let this machine trust the backend's certificate"/],
-      ['http://127.0.0.1:6000', /port|refused/i], // a port that fetch refuses, on Node and Bun
+      ['http://127.0.0.1:6000', /port|refused/i], // a port that fetch refuses, on Node
       ['http://nowhere.invalid', /"hint":"correct the backend's name, or put both on one network"/],
     ];
     for (const [i, [url, said]] of rows.entries()) {

@@ -16,7 +16,7 @@ import { accepted, RECEIVING, startReceiving } from './websocket.ts';
 
 suite('tls', SIDE_BY_SIDE, () => { // Nothing else ended a TLS handshake, and a thousand of them locked out all other clients.
   test('https to a plain http port, and plain http to an https port, is a warning once a minute; a TLS handshake that stalls is ended', async (t) => {
-    for (const tls of 'Bun' in globalThis ? [undefined] : [undefined, certificate(t)]) { // Bun 1.4.5 shows nothing of it
+    for (const tls of [undefined, certificate(t)]) {
       let now = Date.now();
       // A handshake that stalls is ended at once, without the wait for a client that has been refused.
       const options = { now: () => now, headersTimeoutMs: 200, ...tls && { lingerMs: PATIENT_MS } };
@@ -77,10 +77,8 @@ suite('tls', SIDE_BY_SIDE, () => { // Nothing else ended a TLS handshake, and a 
     assert.equal(fingerprint, before.fingerprint, 'the open connection lives on');
     const after = await ask(gateway, { headers: BEARER });
     assert.equal(after.status, 200);
-    // Bun 1.4.5 keeps its first certificate, and this is logged. When this test fails, the exemption and the line in
-    // the README can go.
-    assert.equal(after.fingerprint === before.fingerprint, 'Bun' in globalThis);
-    assert.equal(linesOf(gateway, /^reloaded/).at(-1)!.needsRestart, 'Bun' in globalThis ? 'tls' : undefined);
+    assert.notEqual(after.fingerprint, before.fingerprint);
+    assert.equal(linesOf(gateway, /^reloaded/).at(-1)!.needsRestart, undefined);
     const { text } = await accepted(t, gateway);
     backend.sockets[0]!.write('hello');
     await until(() => text().endsWith('hello'));
@@ -89,9 +87,7 @@ suite('tls', SIDE_BY_SIDE, () => { // Nothing else ended a TLS handshake, and a 
   test('a reload that turns TLS on or off takes effect at the next start, which its log line reports', async (t) => {
     const backend = await startBackend(t);
     const tls = certificate(t);
-    const changes = [[{}, { tls }], [{ tls }, {}]];
-    if ('Bun' in globalThis) changes.pop(); // a server of Bun 1.4.5 does not show whether it speaks TLS
-    for (const [before, after] of changes) {
+    for (const [before, after] of [[{}, { tls }], [{ tls }, {}]]) {
       const gateway = await startGateway(t, backend, before);
       gateway.reload({ ...before, rate: '1000/1s' });
       assert.equal(linesOf(gateway, /^reloaded/).at(-1)!.needsRestart, undefined);
@@ -101,9 +97,7 @@ suite('tls', SIDE_BY_SIDE, () => { // Nothing else ended a TLS handshake, and a 
     }
   });
 
-  test('bytes other than TLS end their connection on an https port, although the client keeps it open', {
-    skip: 'Bun' in globalThis && 'Bun 1.4.5 does not report it',
-  }, async (t) => {
+  test('bytes other than TLS end their connection on an https port, although the client keeps it open', async (t) => {
     const { gateway } = await startBoth(t, { tls: certificate(t) });
     const { socket } = open(t, { port: gateway.port }, ABOUT);
     await closed(socket.resume(), 'the gateway to close the connection');

@@ -33,8 +33,6 @@ import { ACCEPTED, RECEIVING, startUpgradeBackend } from '../websocket.ts';
 
 /** Collects garbage immediately. */
 function collectGarbage(): void {
-  const { Bun: bun } = globalThis as { Bun?: { gc(isFull: boolean): void } };
-  if (bun) return bun.gc(true);
   setFlagsFromString('--expose-gc');
   runInNewContext('gc')();
 }
