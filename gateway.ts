@@ -1353,7 +1353,6 @@ function connectionOf({ connections }: Core, speaker: Socket) {
  * always one to close, because the new connection has no token yet.
  */
 function watchConnection(core: Core, socket: Socket) {
-  // UNTIL Bun shows a connection before its first byte: Bun 1.4 counts it only from that byte on.
   const { connections, server } = core;
   connectionOf(core, socket).speaker = 'setSecureContext' in server ? undefined : socket; // see `secureConnection`
   if (connections.size <= core.atStart['limits.connections']) return;
@@ -1500,8 +1499,6 @@ function applySettings(core: Core, settings: Settings) {
   gate.stopIfIdle(core);
   slots.serve(core); // there may be more slots now
   const tls = tlsFiles(settings);
-  // UNTIL Bun has setSecureContext: on Bun 1.4.5 a renewed certificate needs a restart, and each reload with TLS says
-  // so (test "the gateway speaks TLS, and a reload brings…").
   if (tls && 'setSecureContext' in server) server.setSecureContext(tls); // for new connections
   else if (tls || 'setSecureContext' in server) needsRestart.push('tls');
   endStale(core);
@@ -1605,18 +1602,14 @@ async function closeGateway(core: Core) {
   if (!server.listening) return;
   const closed = once(server, 'close');
   server.close(); // and its idle connections
-  // UNTIL closeIdleConnections closes connections without a first byte: on Node 24 and Deno 2.9 it does not. On Bun it
-  // does, and there `bytesRead` stays 0 (test "a connection on which no request has begun").
-  for (const [socket, { speaker }] of connections) {
-    if (!speaker?.bytesRead && !('Bun' in globalThis)) socket.destroy();
-  }
+  // UNTIL closeIdleConnections closes connections without a first byte: on Node 24 and Deno 2.9 it does not (test "a
+  // connection on which no request has begun").
+  for (const [socket, { speaker }] of connections) if (!speaker?.bytesRead) socket.destroy();
   const { shutdown } = core.rules;
   // The status tells the client whether the backend may have the request.
   const endRunning = () =>
     running.forEach((each) => each.end(new Problem(each.stage === 'sent' ? 'backend_timeout' : 'shutting_down')));
   const timers = [setTimeout(endRunning, shutdown - Math.min(shutdown / 2, LAST_WORDS_MS))];
-  // UNTIL Bun shows a connection before its handshake: Bun 1.4 hides it, so it cannot be closed here, but `closed`
-  // waits for it (test "closing keeps to its deadline").
   await Promise.race([closed, new Promise((resolve) => timers.push(setTimeout(resolve, shutdown)))]);
   timers.forEach(clearTimeout);
   connections.forEach((_, socket) => socket.destroy());
@@ -1976,7 +1969,7 @@ function respondText(exchange: Exchange, text: string, type: string) {
 async function refuse(exchange: Exchange, thrown: unknown) {
   const { core, req, res, requestId } = exchange;
   // A small body usually arrives in one packet with the headers, and node:http has parsed it one turn later. Then the
-  // connection can be kept. Waiting for a promise would be too early on Bun and on Node.
+  // connection can be kept. Waiting for a promise would be too early.
   if (!req.complete && hasBody(req)) await new Promise(setImmediate);
   const error = exchange.endedBy ?? thrown; // a client that disconnected meanwhile is logged as client_left
   const problem = error instanceof Problem ? error : new Problem('internal_error');
@@ -3155,7 +3148,7 @@ const PART_LINE = /^(?!content-transfer-encoding:(?! *(?:7bit|8bit|binary)$)|con
 
 /** The fields of a multipart form. */
 function readMultipart(body: Buffer, contentType: string) {
-  // UNTIL `Response` refuses a part that it cannot read: Deno 2.9 and Bun 1.4 skip it.
+  // UNTIL `Response` refuses a part that it cannot read: Deno 2.9 skips it.
   const boundary = (MULTIPART.exec(contentType) ?? failMultipart()).groups!.boundary!.replaceAll('"', '');
   // RFC 2046 5.1.1. A search for a boundary of 6000 bytes, in a body that nearly has it everywhere, took a second.
   if (boundary.length > 70) failMultipart();
@@ -4367,9 +4360,7 @@ async function transmit(exchange: Exchange, outgoing: http.ClientRequest, conten
     // A body without a length that ends by a reset would look complete.
     else if (error && !incoming.complete) exchange.end(new Problem('bad_backend_answer', 'aborted'));
   };
-  // UNTIL Bun reports an error for each request that ends without a response: Bun 1.4.5 only closes some (test "a
-  // backend that takes a connection and closes it").
-  outgoing.on('error', onFailure).on('close', onFailure);
+  outgoing.on('error', onFailure);
   const timeoutMs = rules['backend.timeout'];
   try {
     if (isLarge(content)) await writeUpload(exchange, outgoing, content, onSent);
@@ -5056,7 +5047,6 @@ async function endResponse({ core, req, res, lastPart, stage, token, rules, byte
     await dropRest(core, req, (token ? rules['limits.body'] : HEAD_LIMIT_BYTES) - bytesIn);
     res.end();
   } else {
-    req.resume(); // on Bun, an unread body would keep the connection from its next request
     res.end(lastPart);
   }
   // The time-out of an idle connection restarts with each byte that the client sends.
@@ -5179,7 +5169,7 @@ function makeLog(settings: AtStart, now: () => number, metrics: Metrics, sink: G
       unreadBytes -= bytes;
       const lines = metrics.droppedLines - reported;
       if (lines === 0 || unreadBytes > 0) return;
-      reported += lines; // first: Bun calls back before `log` returns
+      reported += lines;
       log('warn', 'log lines were dropped: nothing was reading standard output', { lines });
     });
   };
@@ -6979,10 +6969,7 @@ async function runCommand(args: string[], env: NodeJS.ProcessEnv, stdin: () => B
   await startListening(core);
   // The last resort: no client may crash the process, whatever throws. Only from here on, because a taken port should
   // end it.
-  // UNTIL Bun reports a rejection as an uncaughtException too: on Bun 1.4.5 it needs its own listener.
-  for (const event of ['uncaughtException', 'unhandledRejection']) {
-    process.on(event, (error) => logInternalError(core, error));
-  }
+  process.on('uncaughtException', (error) => logInternalError(core, error));
   void askBackend(core);
   return { said: '' };
 }
@@ -7384,7 +7371,6 @@ function stopOnSignal(server: http.Server, close: () => Promise<void>) {
     await Promise.race([once(process, 'SIGTERM'), once(process, 'SIGINT')]);
     // The process ends even if closing fails. Unread log output, and the timers of reloads and of the query at start,
     // would otherwise keep the process running.
-    // UNTIL Bun ends with the server: a connection without a byte keeps Bun 1.4 running.
     await close().finally(() => {
       setTimeout(() => process.exit(), FLUSH_MS);
       setImmediate(writeOut, '', () => process.exit()); // one turn later, when the failure was logged
