@@ -16,7 +16,6 @@ import http from 'node:http';
 import { dirname, join } from 'node:path';
 import { buffer as readBytes, text as readText } from 'node:stream/consumers';
 import { suite } from 'node:test';
-import { pathToFileURL } from 'node:url';
 import type { GatewayConfig } from '../gateway.ts';
 import { assert, difference, groupsOf, until } from './assertions.ts';
 import { serve, sparePort, startBackend } from './backend.ts';
@@ -24,7 +23,7 @@ import { ask } from './client.ts';
 import { blocks, CONNECTING, fileWith, folder, README } from './files.ts';
 import { SIDE_BY_SIDE, test, type TestContext } from './guard.ts';
 import { FROM, GROUP, SECRET, signed, STRANGER, THIRD, TO } from './samples.ts';
-import { cli, program, script, startGateway, startProcess } from './start.ts';
+import { cli, isRoot, NOBODY, program, runAsNobody, startGateway, startProcess } from './start.ts';
 
 /** The id of a group, as the backend makes it of 32 bytes. */
 const groupId = (letter: string): string => `group.${btoa(Buffer.alloc(32, letter).toString('base64'))}`;
@@ -101,30 +100,13 @@ const namesIn = (row: string): string[] => row.split(' | ')[0]!.slice(2).replace
 const beside = (file: string): string[] => readdirSync(dirname(file));
 
 /** Runs the program in a folder. */
-async function runIn(cwd: string, args: string[], [file, ...first] = program()) {
+async function runIn(cwd: string, args: string[]) {
+  const [file, ...first] = program();
   const child = spawn(file, [...first, ...args], { cwd, env: { PATH: process.env.PATH } });
   child.stdin.end();
   const ended = new Promise((resolve) => child.once('close', resolve));
   const [stdout, stderr] = await Promise.all([readText(child.stdout), readText(child.stderr)]);
   return { code: await ended, stdout, stderr };
-}
-
-const isRoot = process.getuid?.() === 0;
-const NOBODY = 65_534;
-
-/** Runs a command line as a user who is not root, once the program is loaded: they may not have access to the runtime. */
-async function runAsNobody(t: TestContext, args: string[]) {
-  const runner = script(
-    t,
-    `import process from 'node:process';
-    import { run } from ${JSON.stringify(String(pathToFileURL(program().at(-1)!)))};
-    if (${isRoot}) { process.setgroups?.([]); process.setgid(${NOBODY}); process.setuid(${NOBODY}); }
-    const { code, stdout, stderr } = await run(process.argv.slice(2), {}, () => Buffer.alloc(0));
-    process.stdout.write(stdout);
-    process.stderr.write(stderr);
-    process.exitCode = code;`,
-  );
-  return await runIn('/', args, runner);
 }
 
 suite('add', SIDE_BY_SIDE, () => {
