@@ -331,88 +331,24 @@ type Reader<T> = (value: unknown) => T;
 /** A setting's reader, its line in `--help`, and its default, if there is one. */
 type Setting = readonly [Reader<unknown>, help: string, fallback?: string];
 
-// What to write instead of what people often write, for each kind of value.
+/** In messages: a number of an account or a person, as the backend writes it. */
+const A_NUMBER = 'a phone number (such as "+4915112345678" in double quotes)';
 
-const QUOTE_HINT = [/^["'`\u2018-\u201f\u00ab\u00bb]/, 'leave out the quotes'] as const;
-
-const PORT_LIMIT = 'the highest port is 65535';
-const BRACKETS = 'put an IPv6 address in brackets: [::1]:8080';
-
-const LISTEN_HINTS: Hints = [
-  [/^\d+$/, 'put a colon before the port'],
-  [/^[^/]*:\d{5,}$/, PORT_LIMIT],
-  [/^[\da-f]*:[\da-f]*:\S*$/i, BRACKETS],
-  [/^https?:/, 'leave out "http://", and what follows the port'],
-  [/^[\w.-]+$/, 'put a colon and the port after it'],
-];
-
-const URL_HINTS: Hints = [
-  QUOTE_HINT,
-  [/^https?:\/\/[^/@]*:\d{5,}\/?$/, PORT_LIMIT],
-  [/^(?:https?:\/\/)?[\da-f]*:[\da-f]*:\S*$/i, BRACKETS],
-];
-
-const ADDRESS_HINTS: Hints = [
-  [/^[\d.]+\.(?:\*|x)|^[\d.]+\s*-\s*[\d.]+$/i, 'write a network with its length, such as 192.168.1.0/24'],
-  [/^(?:[\d.]+|\[.*\]):\d+$/, 'leave out the port'],
-  [/^(?=\S*[g-z])[\w.-]+$/i, 'names are not resolved: write the address (in compose "ipv4_address" fixes it)'],
-];
-
-const ALLOW_HINTS: Hints = [
-  [/^\//, 'put the method before the path, or "*" for all methods'],
-  [/ \/.*\/$/, 'leave out the "/" at the end'],
-  [/^(?:[a-z]+\s*|[A-Z]+)\//, 'write the method in capitals, a space, and the path'],
-  [/^(?:\*|all|any)$/i, '"messaging" and "info" are enough for most clients'],
-];
-
-const ORIGIN_HINTS: Hints = [
-  [/^\*$/, 'name each origin, because a page of any other could act, too'],
-  [/^https?:\/\/[^/]+\/$/, 'leave out the "/" at the end'],
-  [/^(?!null$)[\w.-]+(?::\d+)?$/, 'write "https://" or "http://" before it'],
-];
-
-/** For a whole list in text. */
-const LIST_HINTS: Hints = [
-  QUOTE_HINT,
-  [/^[[{]/, 'separate the entries by commas, without brackets and quotes'],
-];
-
-const NUMBER_HINTS: Hints = [
+/** What neither the value nor what is expected shows. */
+const RECIPIENT_HINTS: Hints = [
   // Copied from a contact, a number often stands between marks for the direction of writing.
   [/[\p{Cf}\u00a0]/u, 'it has a character that is not seen: type it anew'],
-  [/\d[\s;|]+\+\d/, 'put a comma between two numbers'],
-  [/\d"?,\s*"?\+\d/, 'this is more than one number'],
-  [/^\+\d+[,;]$/, 'leave out what follows the last digit'],
-  [/^\*$/, 'in "senders" and "recipients" it stands alone, for everyone'],
-  [/^(?:\+|%2B)?[\d ()./-]+$/i, 'write "+", the country code and digits alone, in double quotes'],
-];
-
-const RECIPIENT_HINTS: Hints = [
-  [/^(?:group\.[^*]|[\w+/]{43}=$)/, 'this is not the "id" of a group; "gateway.mjs add NAME" lists them'],
-  [
-    /^https:\/\/signal\.group\//,
-    'an invite link does not name a group; write the "id" that "gateway.mjs add NAME" lists',
-  ],
-  ...NUMBER_HINTS,
-];
-
-/** In a configuration. `add` takes the name of a group, and looks it up. */
-const CONFIGURED_RECIPIENT_HINTS: Hints = [
-  [/^(?:all|any|anyone|everybody|everyone)$/i, 'write "*" alone, for everyone'],
-  [/^group\.\*$/, 'a send goes to one group: write its "id"'],
-  ...RECIPIENT_HINTS,
-  [
-    /^[\p{L}\p{Extended_Pictographic}]/u,
-    'write the number of a person, and the "id" of a group: "gateway.mjs add NAME" lists them',
-  ],
+  [/^(?:group\.[^*]|[\w+/]{43}=$)/, 'this is not the "id" of a group'],
 ];
 
 // Readers of text. The others, and the functions used here, are in the section READERS.
 const readMethods = listOf(wordOf(METHOD_NAMES));
 const readRate = scalarOf('a rate such as 30/1m', parseRate);
 /** The phone number of an account or a person, in the backend's format. */
-const readNumber = textThat((text) => NUMBER.test(text), '"+" and 5 to 15 digits', NUMBER_HINTS);
-const readSenders = listOrEveryone(readNumber);
+const readNumber = textThat((text) => NUMBER.test(text), A_NUMBER, RECIPIENT_HINTS);
+const readSenders = listOrEveryone(
+  textThat((text) => NUMBER.test(text), `${A_NUMBER}; "*" alone is every account`, RECIPIENT_HINTS),
+);
 const readRecipients = listOrEveryone(readerOfRecipients(true));
 const readTextMode = wordOf(['normal', 'styled']);
 
@@ -438,7 +374,7 @@ const SETTINGS = {
   ],
   'backend.wait': [duration('30s'), 'how long a send waits for a backend that restarts; 0 is not at all', '30s'],
   'listen': [
-    scalarOf('host:port, :port or [::]:port', parseListen, LISTEN_HINTS),
+    scalarOf('host:port, :port or [::]:port, such as :8880; the highest port is 65535', parseListen),
     'host:port, or :port for every interface',
     '127.0.0.1:8880',
   ],
@@ -463,8 +399,7 @@ const SETTINGS = {
     // Origins are compared as written, so one that no browser would send is refused.
     listOf(textThat(
       (text) => /^https?:[^*]+$/.test(text) && URL.canParse(text) && new URL(text).origin === text,
-      'an origin as browsers send it: https://dash.example:8443, no path, no default port',
-      ORIGIN_HINTS,
+      'an origin as browsers send it: https://dash.example:8443, no "/" at its end, no path, no default port',
     )),
     'origins whose pages may use the gateway and read its responses',
   ],
@@ -1516,7 +1451,7 @@ function warningsOf(rules: Rules, { listen }: AtStart, nowMs: number) {
       ({ isHex }) => isHex,
     ),
     ...ofTokens(
-      'has a quote, a brace, ":" or ";" in its secret; tokens in text are NAME=SECRET, with commas between them',
+      'has a quote, a bracket, a brace, ":" or ";" in its secret; tokens in text are NAME=SECRET, with commas between them',
       ({ isOdd }) => isOdd,
     ),
     ...networks.map((entry) => `"${entry}" is a single address; a network has a length, such as 192.168.1.0/24`),
@@ -3936,12 +3871,13 @@ class BodyScan {
   /** Reads the rest of a number or a word; returns where it stopped. `#readValue` put the first byte into `#text`. */
   #readBare(i: number) {
     const end = findByte(this.#chunk, i, AFTER_BARE);
+    const first = i - this.#text!.length;
     this.#text += this.#chunk.toString('latin1', i, Math.min(end, i + TEXT_LIMIT_BYTES));
     const text = this.#text!;
     if (text.length > TEXT_LIMIT_BYTES) this.#fail(i, 'a number is too long');
     if (end === this.#chunk.length) return end;
-    if (text.startsWith('+')) this.#fail(i, 'no value begins with "+"; a phone number needs double quotes');
-    if (!BARE.test(text)) this.#fail(i, 'expected a value');
+    if (text.startsWith('+')) this.#fail(first, 'no value begins with "+"; a phone number needs double quotes');
+    if (!BARE.test(text)) this.#fail(first, 'expected a value');
     if (this.#scope.key && text !== 'null') this.#endText();
     this.#state = this.#readStructure;
     return end;
@@ -5184,8 +5120,10 @@ function parseFile(text: string): unknown {
   const bytes = Buffer.from(text);
   attempt(() => BodyScan.fieldsOf(bytes, 'none'), (error) => {
     const { why, atByte } = (error as unknown as Problem).details.syntax!;
-    const before = bytes.toString('utf8', 0, atByte);
-    return `is not a JSON object: ${placeAfter(before)}: ${why}${hintForSyntax(text, before.length)}`;
+    // One character shows a quote of a word processor, a comment and YAML.
+    const [found] = /^[\p{L}\p{N}\p{P}\p{S}]/u.exec(bytes.toString('utf8', atByte)) ?? [];
+    const instead = found && /^(?:expected|it must)/.test(why) ? `; there is ${found}` : '';
+    return `is not a JSON object: ${placeAfter(bytes.toString('utf8', 0, atByte))}: ${why}${instead}`;
   });
   return parseJson(text);
 }
@@ -5205,22 +5143,6 @@ function parseJson(text: string): unknown {
     if (!isObject(value)) return value;
     return Object.fromEntries(Object.entries(value).map(([key, member]) => [keys[Number(key.slice(4))]!, member]));
   });
-}
-
-/**
- * A hint for a file that is not JSON. @param at where the scanner found the mistake; inside a value, that is one letter
- * late.
- */
-function hintForSyntax(text: string, at: number) {
-  // A key without quotes, or the line that begins a document.
-  if (/^\s*(?:#.*\n\s*)*(?:---|[\w.-]+:(?:\s|$))/.test(text)) {
-    return '; YAML is not read, write JSON';
-  }
-  if (at >= text.trimEnd().length) return '; a closing quote, bracket or brace is missing';
-  if (text[at] === '{' && /[{,]\s*$/.test(text.slice(0, at))) return '; leave out the outer braces of what was pasted';
-  const [quote] = /^.?([\u2018-\u201f\u00ab\u00bb'])/su.exec(text.slice(Math.max(0, at - 1)))?.slice(1) ?? [];
-  if (quote) return `; ${quote} is no quote of JSON, write "`;
-  return /^.?(?:#|\/[/*])/s.test(text.slice(Math.max(0, at - 1))) ? '; JSON has no comments' : '';
 }
 
 /**
@@ -5275,11 +5197,10 @@ function noteEnv(sources: Sources, env: NodeJS.ProcessEnv) {
     });
     sources.note('tokens', lines, TOKENS_FILE);
   }
-  // First: the nearest name of GATEWAY_CONF is GATEWAY_CONFIG, and not GATEWAY_CORS.
   const known = [CONFIG_FILE, TOKENS_FILE, ...variables];
   for (const name in env) {
     if (!name.startsWith('GATEWAY_') || known.includes(name) || OF_A_SERVICE.test(name)) continue;
-    sources.collect(name, () => refuseSetting(name, known));
+    sources.collect(name, () => refuseSetting(known));
   }
 }
 
@@ -5402,25 +5323,23 @@ function placeOf(key: string, index: number) {
  * 5 or "5".
  * @param expected completes the sentence "… is not …".
  * @param parse returns undefined for a text that is wrong, such as an empty one.
- * @param hints by the text: what to write instead.
- * @param words of which one may be meant.
+ * @param hints by the text: what its owner cannot see.
  */
-function scalarOf<T>(
-  expected: string,
-  parse: (text: string) => T | undefined,
-  hints: Hints = [],
-  words: readonly string[] = [],
-) {
+function scalarOf<T>(expected: string, parse: (text: string) => T | undefined, hints: Hints = []) {
   return (value: unknown) => {
     // A program that embeds the gateway can give any value, with a text of its own.
     const text = /^(?:string|number|boolean)$/.test(typeof value) ? String(value) : '';
     const parsed = parse(text);
-    const isSeveral = text.split(/[\s;|]+/).filter((word) => words.includes(word)).length > 1;
-    const guess = isSeveral ? '; put a comma between two words' : didYouMean(nearestOf(text, words));
-    const advice = adviceFor([QUOTE_HINT, ...hints], text) || guess;
-    ensure(parsed !== undefined, `${showValue(value, 'the value')} is not ${expected}${advice}`);
-    return parsed;
+    if (parsed !== undefined) return parsed;
+    const shown = showValue(value, 'the value');
+    refuseQuotes(text, shown);
+    throw new UsageError(`${shown} is not ${expected}${adviceFor(hints, text)}`);
   };
+}
+
+/** Refuses a text in quotes. In a list of compose they belong to the value: `- GATEWAY_RATE="30/1m"`. */
+function refuseQuotes(text: string, shown: string) {
+  ensure(!/^["'`\u2018-\u201f\u00ab\u00bb]/.test(text), `${shown} has quotes of its own; leave out the quotes`);
 }
 
 /** What to write or do instead, as the end of a sentence; '' if there is no advice. */
@@ -5436,10 +5355,14 @@ function adviceFor(hints: Hints, wrong: string) {
 function listOf<T>(read: Reader<T>): Reader<ReadonlySet<T>> {
   return (value) => {
     const items = typeof value === 'string' ? value.trim().split(/\s*,\s*/).filter(Boolean) : value;
-    const advice = typeof value === 'string' ? adviceFor(LIST_HINTS, value.trim()) : '';
-    ensure(Array.isArray(items) && items.length > 0 && !advice, `must be a list with at least one entry${advice}`);
+    ensure(Array.isArray(items) && items.length > 0, 'must be a list with at least one entry');
     const mistakes = new Mistakes();
-    return mistakes.end(new Set(items.map((item, i) => mistakes.collect(`[${i}]`, () => read(item))!)));
+    const list = new Set(items.map((item, i) => mistakes.collect(`[${i}]`, () => read(item))!));
+    if (typeof value === 'string' && mistakes.found.length > 0) {
+      const advice = 'between entries there is a comma, and no quote or bracket';
+      throw new ConfigError(mistakes.found.map((mistake) => `${mistake}; ${advice}`));
+    }
+    return mistakes.end(list);
   };
 }
 
@@ -5459,7 +5382,7 @@ function readMembers<T>(readers: { [K in keyof T]-?: Reader<T[K]> }, value: obje
   const known = new Map<string, Reader<unknown>>(Object.entries(readers));
   const mistakes = new Mistakes();
   const members = membersOf(value).map(([key, inner], i) => {
-    const read = known.get(key) ?? (() => refuseSetting(key, Object.keys(readers), inner));
+    const read = known.get(key) ?? (() => refuseSetting(Object.keys(readers)));
     return [key, mistakes.collect(placeOf(key, i), () => read(refuseNull(inner)))];
   });
   return mistakes.end(Object.fromEntries(members));
@@ -5476,74 +5399,20 @@ function refuseNull(value: unknown) {
   return value;
 }
 
-/** What people and other programs call a setting. The first row whose setting exists in that place counts. */
-const SYNONYMS: Hints = [
-  [/^(?:port|host|address|bind)$/, 'listen'],
-  [/^(?:users?|api_?keys?|api_?tokens?)$/, 'tokens'],
-  [/^(?:token|digest|password|key|hash|api_?key)$/, 'secret'],
-  [/^(?:url|upstream|target)$/, 'backend'],
-  [/^(?:url|upstream|target|address|host)$/, 'url'],
-  [/^(?:url|upstream|target)$/, 'backend_url'],
-  [/^timeout$/, 'backend_timeout'],
-  [/^(?:from|sender|account)$/, 'senders'],
-  [/^(?:from|sender|account)$/, 'number'],
-  [/^number$/, 'defaults'],
-  [/^number$/, 'defaults_number'],
-  [/^to$/, 'recipients'],
-  [/^log_?(?:level|format)$/, 'log'],
-  [/^log$/, 'log_level'],
-];
-
-/** @throws {UsageError} with the setting that is meant, if it can be guessed. */
-function refuseSetting(key: string, known: readonly string[], value?: unknown) {
-  const isToken = isObject(value) && 'secret' in value && known.includes('tokens');
-  ensure(!isToken, 'is not a setting; put this token into "tokens": { … }');
-  // All variables begin alike, which says nothing.
-  const letters = (name: string) => name.toLowerCase().replace(/^gateway_/, '');
-  const synonyms = SYNONYMS.filter(([words]) => words.test(letters(key))).map(([, name]) => name);
-  const meant = synonyms.flatMap((synonym) => known.filter((name) => letters(name) === synonym))[0];
-  const advice = didYouMean(meant ?? nearestOf(key, known, letters));
-  throw new UsageError(`is not a setting${advice || adviceFor(KEY_HINTS, key)}`);
-}
-
-const KEY_HINTS: Hints = [[/^(?:[_$#]|\/\/)|comment/, 'remove it, because JSON has no comments']];
-
-/** The end of a sentence about a word that is not known. */
-function didYouMean(meant: string | undefined) {
-  return meant === undefined ? '' : `; did you mean "${meant}"?`;
-}
-
-/** The known word that is nearest to another, if at least half of the letters agree. */
-function nearestOf(word: string, known: readonly string[], letters = (text: string) => text.toLowerCase()) {
-  const distance = (other: string) => editDistance(letters(word), letters(other));
-  const [nearest] = [...known].sort((a, b) => distance(a) - distance(b));
-  if (nearest === undefined) return undefined;
-  return distance(nearest) <= Math.max(letters(word).length, letters(nearest).length) / 2 ? nearest : undefined;
-}
-
-/** Levenshtein distance: the number of letters to insert, delete or change. */
-function editDistance(a: string, b: string) {
-  // `row[j]` is the distance of the letters so far, none at first, from the first j letters of b.
-  let row = Array.from({ length: b.length + 1 }, (_, j) => j);
-  for (const letter of a) {
-    const next = [row[0]! + 1];
-    for (let j = 0; j < b.length; j++) {
-      next.push(Math.min(next[j]! + 1, row[j + 1]! + 1, row[j]! + Number(letter !== b[j])));
-    }
-    row = next;
-  }
-  return row.at(-1)!;
+/** @throws {UsageError} with the settings that there are in its place. */
+function refuseSetting(known: readonly string[]): never {
+  throw new UsageError(`is not a setting; there are ${known.join(', ')}`);
 }
 
 /** Makes a reader of one of these words. */
-function wordOf<T extends string>(words: readonly T[], hints?: Hints) {
+function wordOf<T extends string>(words: readonly T[]) {
   const expected = words.length > 2 ? `one of ${words.join(', ')}` : words.join(' or ');
-  return scalarOf(expected, (text) => words.find((word) => word === text), hints, words);
+  return scalarOf(expected, (text) => words.find((word) => word === text));
 }
 
 /** Makes a reader of texts. A text that `isRight` is kept as it is. */
-function textThat(isRight: (text: string) => boolean, expected: string, hints?: Hints, words?: readonly string[]) {
-  return scalarOf(expected, (text) => isRight(text) ? text : undefined, hints, words);
+function textThat(isRight: (text: string) => boolean, expected: string, hints?: Hints) {
+  return scalarOf(expected, (text) => isRight(text) ? text : undefined, hints);
 }
 
 /** Whether a value is what JSON calls an object. */
@@ -5624,11 +5493,12 @@ function isRecipient(text: string) {
  * @param takesAnyGroup whether `group.*` stands for any group. No send can be addressed to that.
  */
 function readerOfRecipients(takesAnyGroup: boolean) {
-  const groups = takesAnyGroup ? ", a group's id or group.*" : " or a group's id";
+  const ofGroup = 'a group\'s id ("add NAME" lists them)';
+  const groups = takesAnyGroup ? `, ${ofGroup} or group.*; "*" alone is everyone` : ` or ${ofGroup}`;
   return textThat(
     (text) => (takesAnyGroup && text === 'group.*') || isRecipient(text),
-    `a phone number ("+" and 5 to 15 digits), a user name (name.01), a UUID${groups}`,
-    CONFIGURED_RECIPIENT_HINTS,
+    `${A_NUMBER}, a user name (name.01), a UUID${groups}`,
+    RECIPIENT_HINTS,
   );
 }
 
@@ -5660,8 +5530,8 @@ const EXAMPLE_URL = 'http://signal-api:8080';
 function readBackend(value: unknown) {
   const url = typeof value === 'string' && URL.canParse(value) ? new URL(value) : undefined;
   const isUsable = url !== undefined && /^https?:$/.test(url.protocol) && !url.search && !url.hash;
-  const advice = adviceFor(URL_HINTS, String(value));
-  ensure(isUsable, `must begin with "http://" or "https://" and have no query, such as ${EXAMPLE_URL}${advice}`);
+  if (!isUsable) refuseQuotes(String(value), 'the value');
+  ensure(isUsable, `must be a URL such as ${EXAMPLE_URL} or http://[fd00::5]:8080, with http or https and no query`);
   const { protocol, hostname, port, auth } = attempt(
     () => urlToHttpOptions(url),
     () => 'has a "%" in its userinfo that must be written "%25"',
@@ -5799,7 +5669,7 @@ function checkTls({ 'tls.cert': cert, 'tls.key': key }: AtStart) {
  * each request would have to resolve them, and their owner could change who has access.
  */
 function readAddresses(value: unknown) {
-  const ranges = [...listOf(scalarOf('an address or a CIDR range', parseRange, ADDRESS_HINTS))(value)];
+  const ranges = [...listOf(scalarOf('an IP address, or a network such as 192.168.1.0/24', parseRange))(value)];
   const list = new BlockList();
   for (const { address, prefix, family } of ranges) list.addSubnet(address, prefix, family);
   return { written: ranges.map(({ written }) => written), list };
@@ -5827,8 +5697,6 @@ function readAllow(value: unknown) {
   const readWord = textThat(
     (text) => GROUPS.includes(text) || readPattern(text) !== undefined,
     `one of ${GROUPS.join(', ')}, or a pattern such as "GET /v1/groups/:number"`,
-    ALLOW_HINTS,
-    GROUPS,
   );
   const written = [...listOf(readWord)(value)];
   const groups = new Set(written.filter((word) => GROUPS.includes(word)));
@@ -5902,7 +5770,7 @@ function readTokenText(text: string, mistakes: Mistakes) {
       );
       return readSecret(secret);
     });
-    return { ...read, name, isOdd: /["'`\u2018-\u201f:;{}]/.test(secret.replace(/^sha256:/i, '')) };
+    return { ...read, name, isOdd: /["'`\u2018-\u201f:;{}[\]]/.test(secret.replace(/^sha256:/i, '')) };
   });
 }
 
@@ -5934,7 +5802,7 @@ function readTokenObject(value: unknown, mistakes: Mistakes) {
   });
 }
 
-/** The digests of an empty text and of an empty line: `hash` was given no secret. */
+/** The digests of an empty text and an empty line: `sha256sum` was given no secret. Any request has an empty one. */
 const NO_DIGESTS = ['', '\n', '\r\n'].map(digestOf);
 
 /** Reads a secret, and returns its digest, and whether the secret looks like one itself. No message shows any of it. */
@@ -6004,9 +5872,9 @@ function startDemoBackend() {
 }
 
 /**
- * Starts a stand-in backend, and a gateway with a new token. Returns a command for each way to send the token. The
- * first is the shortest, and has no quotes, which cmd.exe, PowerShell and sh read differently. The log lines of
- * requests would hide the messages, so only the level debug shows them.
+ * Starts a stand-in backend, and a gateway with a new token. Returns commands to try. The first has no quotes, which
+ * cmd.exe, PowerShell and sh read differently. The log lines of requests would hide the messages, so only the level
+ * debug shows them.
  */
 async function runDemo(listen: string, level?: string, format = 'text') {
   const backend = startDemoBackend();
@@ -6017,7 +5885,6 @@ async function runDemo(listen: string, level?: string, format = 'text') {
   const gateway = createGateway({
     backend: { url: `http://127.0.0.1:${(backend.address() as AddressInfo).port}` },
     listen,
-    auth: { methods: METHOD_NAMES },
     log: { format: format as 'text' | 'json' },
     tokens: { demo: { secret, defaults: { number, recipients: [recipient] } } },
   }, {
@@ -6027,23 +5894,12 @@ async function runDemo(listen: string, level?: string, format = 'text') {
     },
   });
   stopOnSignal(gateway.server, gateway.close);
-  const url = await gateway.listen();
-  const addresses = `"number":"${number}","recipients":["${recipient}"]`;
+  const url = await gateway.listen().catch(failPort);
   return `
 A demo: the backend is a stand-in, and nothing reaches Signal.
 Paste this into another terminal; the message appears below. Ctrl-C stops it.
 
 curl -u api:${secret} -d Hi ${url.replace('http://', '')}/v2/send
-
-There are four more ways to send the token. A send can also name its account and recipients.
-
-curl '${url}/v2/send' -H 'Authorization: Bearer ${secret}' -d '{"message":"Hello by bearer",${addresses}}'
-
-curl '${url}/v2/send?@auth=${secret}' -d '{"message":"Hello by query",${addresses}}'
-
-curl '${url}/@auth=${secret}/v2/send' -d '{"message":"Hello by path",${addresses}}'
-
-curl '${url}/v2/send' -d '{"auth":"${secret}","message":"Hello by body",${addresses}}'
 
 # Account setup is refused:
 curl -X POST '${url}/v1/register/${number}' -u 'api:${secret}'
@@ -6193,13 +6049,6 @@ recipients  ${recipients.join(',')}`
   },
 };
 
-/** By the word of `--for`, where the nearest one would not be found. */
-const CLIENT_HINTS: Hints = [
-  [/^kuma$/i, 'did you mean "uptime-kuma"?'],
-  [/^(?:ha|hass|hassio)$/i, 'did you mean "home-assistant"?'],
-  [/^(?:curl|bash|shell|cron|python|powershell)$/i, 'did you mean "script"?'],
-];
-
 /**
  * Makes a token, and puts it into the file.
  * @returns what its owner needs to know, with the secret, which is shown this once.
@@ -6208,11 +6057,10 @@ const CLIENT_HINTS: Hints = [
 async function addToken({ file, env, flags }: Where, name: string, words: readonly string[]) {
   ensure(!/^(?:\+|group\.)/.test(name), "the token's name comes before its recipients: add NAME RECIPIENT…");
   checkTokenName(name);
-  const readKind = wordOf(Object.keys(CLIENTS), CLIENT_HINTS);
-  const others = 'a device, or another program that sends by itself, is a webhook';
+  const readKind = wordOf(Object.keys(CLIENTS));
   const kind = attempt(
     () => readKind(flags.for ?? 'script'),
-    ({ message }) => `--for: ${message}${message.includes(';') ? '' : `; ${others}`}`,
+    ({ message }) => `--for: ${message}; a device, or another program that sends by itself, is a webhook`,
   );
   const client = CLIENTS[kind]!;
   const isSender = client.names !== undefined;
@@ -6261,9 +6109,8 @@ async function addToken({ file, env, flags }: Where, name: string, words: readon
     const block = before === undefined ? after : `    ${blockOf(name, token)}\n`;
     const where = before === undefined ? 'save the lines above as that file' : 'put the first lines into its "tokens"';
     const { code, name: kindOfError } = error as NodeJS.ErrnoException;
-    const hint = adviceFor(WRITE_HINTS, code ?? '');
     throw new Failure(
-      `${shown} cannot be written (${code ?? kindOfError}${hint}); nothing was changed: ${where}`,
+      `${shown} cannot be written (${code ?? kindOfError}); nothing was changed: ${where}`,
       `${block}\n${line}${advice}`,
     );
   }
@@ -6343,13 +6190,6 @@ function isThere(path: string) {
     return (error as NodeJS.ErrnoException).code !== 'ENOENT';
   }
 }
-
-/** Why a file cannot be written, by the code of the error. */
-const WRITE_HINTS: Hints = [
-  [/^(?:EROFS|EACCES)$/, 'it is read-only here'],
-  [/^EPERM$/, 'it belongs to another user'],
-  [/^EBUSY$/, 'it is mounted by itself, so it cannot be replaced'],
-];
 
 /**
  * Replaces a file, or creates it with mode 600, in one step: a gateway that reads it meanwhile never finds half of it.
@@ -6487,11 +6327,11 @@ async function findUuids(settings: Settings, number: string, ids: readonly strin
 function checkWord(word: string, i: number) {
   if (isRecipient(word)) return;
   const at = `recipient ${i + 1}`;
-  const isNumber = /^\+?[\d ()./-]+$/.test(word);
+  const isNumber = /^\+\d|^\+?[\d ()./-]+$/.test(word);
   ensure(!isNumber, `${at}: write a phone number as "+", the country code and digits alone, such as +4915112345678`);
   ensure(!/^(?:group\.)?\*$/.test(word), `${at}: add the token with one recipient, and write "${word}" into the file`);
   const hint = hintFor(RECIPIENT_HINTS, word);
-  ensure(hint === undefined, `${at}: ${hint}`);
+  ensure(hint === undefined, `${at}: ${hint}; "add NAME" alone lists what the backend knows`);
 }
 
 /**
@@ -6681,11 +6521,11 @@ async function run(args: string[], env: NodeJS.ProcessEnv, stdin: () => Buffer) 
     const { said, remark = '' } = await runCommand(args, env, stdin);
     return { code: 0, stdout: said && `${said}\n`, stderr: remark };
   } catch (error) {
-    const { message, code = '' } = error as NodeJS.ErrnoException;
+    const { message } = error as Error;
     // `render` and `test` throw a Problem, the refusal that the client would get.
     const isExpected = error instanceof UsageError || error instanceof Problem || error instanceof Failure;
-    const help = /is not a setting$/m.test(message) ? '\n  --help lists all settings' : '';
-    const stderr = `gateway: ${isExpected ? message + help : `cannot run: ${message}${adviceFor(PORT_HINTS, code)}`}\n`;
+    const help = /is not a setting;/.test(message) ? '\n  --help describes all settings' : '';
+    const stderr = `gateway: ${isExpected ? message + help : `cannot run: ${message}`}\n`;
     const stdout = error instanceof Failure && error.said ? `${error.said}\n` : '';
     return { code: error instanceof UsageError ? 2 : 1, stdout, stderr };
   }
@@ -6696,17 +6536,15 @@ type Output = { said: string; remark?: string };
 
 async function runCommand(args: string[], env: NodeJS.ProcessEnv, stdin: () => Buffer): Promise<Output> {
   const { values, positionals: [command, ...rest] } = parseCommandLine(args);
-  // The first four need no configuration, and so work with a broken one.
+  // The first three need no configuration, and so work with a broken one.
   if (values.help) return { said: usage() };
   if (values.version) return { said: VERSION };
   if (command === 'token' && rest.length <= 1) return makeToken(rest[0]);
-  if (command === 'hash' && rest.length === 0) return { said: hashSecret(stdin().toString()) };
   const isRender = command === 'render' && rest.length === 1;
   const isAdd = command === 'add' && rest.length >= 1;
   const isTest = command === 'test' && (rest.length === 1 || rest.length === 2);
   // The argument is not shown: it may be a secret.
-  const advice = adviceFor(COMMAND_HINTS, command ?? '');
-  ensure(command === undefined || isRender || isAdd || isTest, `unknown command or arguments${advice}; see --help`);
+  ensure(command === undefined || isRender || isAdd || isTest, `unknown command or arguments; there are ${COMMANDS}`);
   ensure(!values.check || !(isAdd || isTest), '--check is a command of its own; see --help');
   ensure(isAdd || values.for === undefined, '--for belongs to "add"; see --help');
   ensure(isAdd || isTest || values.from === undefined, '--from belongs to "add" and "test"; see --help');
@@ -6736,7 +6574,7 @@ async function runCommand(args: string[], env: NodeJS.ProcessEnv, stdin: () => B
   const core = makeCore(settings, makeRules(settings), {});
   stopOnSignal(core.server, () => closeGateway(core));
   reloadOnChange(core, load);
-  await startListening(core);
+  await startListening(core).catch(failPort);
   // The last resort: no client may crash the process, whatever throws. Only from here on, because a taken port should
   // end it.
   // UNTIL Bun reports a rejection as an uncaughtException too: on Bun 1.4.5 it needs its own listener.
@@ -6747,38 +6585,15 @@ async function runCommand(args: string[], env: NodeJS.ProcessEnv, stdin: () => B
   return { said: '' };
 }
 
-/** By the option's name. */
-const OPTION_HINTS: Hints = [
-  [/^(?:l|p|port|host)$/, 'write --listen HOST:PORT'],
-  [/^c$/, 'write --config FILE'],
-  [/^(?:b|url|backend-url|upstream)$/, 'write --backend URL'],
-  [/^tokens?$/, 'set GATEWAY_TOKENS, or write add NAME RECIPIENT…'],
-  [/^(?:to|recipients?|name|allow)$/, 'write add NAME RECIPIENT…'],
-];
+/** @throws {Failure} with what to do about a port that cannot be opened. */
+function failPort({ message }: Error): never {
+  throw new Failure(`cannot run: ${message}; --listen HOST:PORT chooses another address`);
+}
 
-const COMMAND_HINTS: Hints = [
-  [/^(?:add|new|create|init)$/, 'write add NAME RECIPIENT…'],
-  [/^(?:test|send)$/, 'write test NAME, or test NAME RECIPIENT'],
-  [/^(?:check|demo|help|version)$/, 'put "--" before it'],
-  [/^(?:start|run|serve|up)$/, 'leave it out: gateway.mjs alone starts'],
-  [/^(?:remove|delete|rm|revoke)$/, 'delete the lines of the token from the file'],
-  [/^(?:list|ls|show|status|tokens)$/, 'write --check'],
-  [/^render$/, 'write render NAME < FILE'],
-  [/^token$/, 'write token, or token NAME'],
-  [/^hash$/, 'write hash alone, and the secret on standard input'],
-  [/\.json$/, 'write --config FILE'],
-];
-
-/** By the code of the error with which the port could not be opened. */
-const PORT_HINTS: Hints = [
-  [/^EADDRINUSE$/, 'does the demo or another gateway still run? Stop it, or use another port with --listen HOST:PORT'],
-  // UNTIL Deno has EADDRNOTAVAIL for an address of another machine: Deno 2.9 has EINVAL (test "a port that cannot be").
-  [
-    /^(?:EADDRNOTAVAIL|ENOTFOUND|EAI_AGAIN|EINVAL)$/,
-    '--listen needs an address of this machine; :PORT means all of them',
-  ],
-  [/^EACCES$/, 'ports below 1024 need root; use --listen HOST:8880'],
-];
+/** In messages: what a command line may have. */
+const COMMANDS = 'add NAME RECIPIENT… [--from NUMBER] [--for CLIENT], test NAME [RECIPIENT], render NAME, ' +
+  'token [NAME], --check, --demo, --help, --version, and with each --config FILE, --listen HOST:PORT, --backend URL; ' +
+  'without a command, the gateway starts';
 
 /** The file that is read if no other is named. A gateway beside its file would otherwise run without its tokens. */
 const DEFAULT_FILE = 'gateway.json';
@@ -6806,9 +6621,7 @@ function parseCommandLine(args: string[]) {
     const option = (OPTIONS as NodeJS.Dict<{ type: string }>)[token.name];
     // A long name may be a secret.
     const shown = token.rawName.length < SECRET_MIN_LENGTH ? token.rawName : 'with a long name';
-    const known = Object.keys(OPTIONS).map((name) => `--${name}`);
-    const advice = adviceFor(OPTION_HINTS, token.name) || didYouMean(nearestOf(token.rawName, known));
-    ensure(option !== undefined, `unknown option ${shown}${advice}; see --help`);
+    ensure(option !== undefined, `unknown option ${shown}; there are ${COMMANDS}`);
     const hasValue = token.value !== undefined && (token.inlineValue || !token.value.startsWith('-'));
     ensure(option.type === 'boolean' || hasValue, `${shown} needs a value; see --help`);
     ensure(option.type === 'string' || token.value === undefined, `${shown} takes no value; see --help`);
@@ -6875,7 +6688,6 @@ Usage:
                              send a message as that token would
   gateway.mjs render NAME    print the message that is built from stdin
   gateway.mjs token [NAME]   make a secret, and its digest
-  gateway.mjs hash           print the digest of a secret on standard input
 
 Flags: --config FILE, --listen HOST:PORT, --backend URL, --help, --version.
 ${clients}
@@ -6897,13 +6709,6 @@ function makeToken(name?: string): Output {
   const remark =
     `gateway: nothing in this line confines the token; add ${name} RECIPIENT… makes one that is confined\n`;
   return { said: `${said}\n"${name}": { "secret": "${digest}" }`, remark };
-}
-
-/**
- * Hashes a line of standard input. As an argument, a secret would appear in the shell's history and the process list.
- */
-function hashSecret(line: string) {
-  return attempt(() => `sha256:${readSecret(line.replace(/\r?\n$/, '')).digest}`, ({ message }) => `stdin: ${message}`);
 }
 
 /** The output of `--check` for a good configuration. */
