@@ -5930,17 +5930,6 @@ class Failure extends Error {
   }
 }
 
-/** What the line of a client needs. `host` includes the port. */
-interface LineParts {
-  scheme: string;
-  host: string;
-  secret: string;
-  number: string;
-  recipients: readonly string[];
-  /** The recipients of each send, where a program would name all of them in one. */
-  sends: readonly (readonly string[])[];
-}
-
 /** One kind of client, for `--for`. */
 interface Client {
   allow: string[];
@@ -5950,8 +5939,8 @@ interface Client {
   names?: 'itself' | 'by defaults';
   /** Whether it answers the people who write to it, by their UUIDs. */
   repliesToUuids?: true;
-  /** What its owner copies into the client. */
-  line: (parts: LineParts) => string;
+  /** What its owner copies into the client: a template (see TEMPLATES) of what `linesFor` gives. */
+  line: string;
 }
 
 /** The clients of `--for`. A test compares this table with the pages. To support another client, add a row. */
@@ -5960,92 +5949,91 @@ const CLIENTS: Record<string, Client> = {
     allow: ['send'],
     methods: ['basic', 'bearer'],
     names: 'by defaults',
-    line: ({ scheme, host, secret }) => `curl -u api:${secret} -d Hello ${scheme}://${host}/v2/send`,
+    line: 'curl -u api:{{secret}} -d Hello {{url}}/v2/send',
   },
   'webhook': {
     allow: ['send'],
     methods: ['bearer', 'basic'],
     names: 'by defaults',
-    line: ({ scheme, host, secret }) => `URL     ${scheme}://${host}/v2/send\nheader  Authorization: Bearer ${secret}`,
+    line: `URL     {{url}}/v2/send
+header  Authorization: Bearer {{secret}}`,
   },
   'grafana': {
     allow: ['send'],
     methods: ['bearer'],
     names: 'by defaults',
-    line: ({ scheme, host, secret }) =>
-      `URL     ${scheme}://${host}/v2/send\nAuthorization Header: scheme Bearer, credentials ${secret}`,
+    line: `URL     {{url}}/v2/send
+Authorization Header: scheme Bearer, credentials {{secret}}`,
   },
   'home-assistant': {
     allow: ['send', 'info'],
     methods: ['basic'],
     names: 'itself',
-    line: ({ scheme, host, secret, number, sends }) =>
-      `notify:${
-        sends.map((recipients, i) => `
+    line: `notify:
+{{#sends}}
   - platform: signal_messenger
-    name: signal${i === 0 ? '' : `_${i + 1}`}
-    url: "${scheme}://api:${secret}@${host}"
-    number: "${number}"
-    recipients: ${JSON.stringify(recipients)}`).join('')
-      }`,
+    name: signal{{suffix}}
+    url: "{{scheme}}://api:{{secret}}@{{host}}"
+    number: "{{number}}"
+    recipients: {{recipients}}
+{{/sends}}`,
   },
   'uptime-kuma': {
     allow: ['send'],
     methods: ['basic'],
     names: 'itself',
-    line: ({ scheme, host, secret, number, sends }) =>
-      sends.map((recipients) =>
-        `notification type "Signal"
-post URL    ${scheme}://api:${secret}@${host}/v2/send
-number      ${number}
-recipients  ${recipients.join(',')}`
-      ).join('\n\n'),
+    line: `{{#sends}}
+notification type "Signal"
+post URL    {{scheme}}://api:{{secret}}@{{host}}/v2/send
+number      {{number}}
+recipients  {{byComma}}
+
+{{/sends}}`,
   },
   'apprise': {
     allow: ['send'],
     methods: ['basic'],
     names: 'itself',
     // It gives up after 4 s, unless told otherwise, although the message may still arrive.
-    line: ({ scheme, host, secret, number, recipients }) =>
-      `${scheme.replace('http', 'signal')}://api:${secret}@${host}/${[number, ...recipients].join('/')}?rto=60`,
+    line: 'signal{{#tls}}s{{/tls}}://api:{{secret}}@{{host}}/{{number}}{{#recipients}}/{{.}}{{/recipients}}?rto=60',
   },
   'shoutrrr': {
     allow: ['send'],
     methods: ['bearer'],
     names: 'itself',
-    line: ({ scheme, host, secret, number, sends }) => {
-      const end = `?token=${secret}${scheme === 'http' ? '&disabletls=yes' : ''}`;
-      return sends.map((recipients) => `signal://${host}/${[number, ...recipients].join('/')}${end}`).join('\n');
-    },
+    line: `{{#sends}}
+signal://{{host}}/{{number}}{{#recipients}}/{{.}}{{/recipients}}?token={{secret}}{{^tls}}&disabletls=yes{{/tls}}
+{{/sends}}`,
   },
   'n8n': {
     allow: ['messaging', 'info'],
     methods: ['bearer'],
     names: 'itself',
-    line: ({ scheme, host, secret }) => `API URL    ${scheme}://${host}\nAPI token  ${secret}`,
+    line: `API URL    {{url}}
+API token  {{secret}}`,
   },
   'openclaw': {
     allow: ['messaging', 'info'],
     methods: ['path'], // it refuses a user in its URL, and has no setting for a header
     names: 'itself',
-    line: ({ scheme, host, secret }) => `url: ${scheme}://${host}/@auth=${secret}`,
+    line: 'url: {{url}}/@auth={{secret}}',
   },
   'bot': {
     allow: ['messaging', 'info'],
     methods: ['bearer', 'basic'],
     names: 'itself',
     repliesToUuids: true,
-    line: ({ host, secret }) => `signal_service: "${host}"\nauth: {type: bearer, token: ${secret}}`,
+    line: `signal_service: "{{host}}"
+auth: {type: bearer, token: {{secret}}}`,
   },
   'prometheus': {
     allow: ['metrics'],
     methods: ['bearer'],
-    line: ({ scheme, host, secret }) =>
-      `scrape_configs:
+    line: `scrape_configs:
   - job_name: signal-gateway
-    scheme: ${scheme}
-    authorization: { credentials: ${secret} }
-    static_configs: [{ targets: ["${host}"] }]`,
+    scheme: {{scheme}}
+    authorization: { credentials: {{secret}} }
+    static_configs: [{ targets: ["{{host}}"] }]`,
   },
 };
 
@@ -6094,19 +6082,18 @@ async function addToken({ file, env, flags }: Where, name: string, words: readon
   const after = insertToken(file, text, name, token);
   loadSettings({ file, text: after, env, flags }); // what is written is what the gateway accepts
   const address = addressFor(settings);
-  const line = client.line({ ...address, secret, number, recipients: ids, sends: sendsTo(ids) });
+  const line = linesFor(client, { ...address, secret, number }, ids);
   const advice = address.host.startsWith('HOST')
     ? '\n\nHOST stands for the name or address by which the client reaches this gateway.'
     : settings.listen.isLocal
     ? '\n\nA client on another machine needs this machine\'s address there, and "listen" must be ":PORT".'
     : '';
   const shown = resolve(file);
-  let owner;
   try {
-    owner = replaceFile(file, before, after);
+    replaceFile(file, before, after);
   } catch (error) {
     if (error instanceof UsageError) throw error;
-    const block = before === undefined ? after : `    ${blockOf(name, token)}\n`;
+    const block = before === undefined ? after : `"${name}": ${JSON.stringify(token, null, 2)}\n`;
     const where = before === undefined ? 'save the lines above as that file' : 'put the first lines into its "tokens"';
     const { code, name: kindOfError } = error as NodeJS.ErrnoException;
     throw new Failure(
@@ -6123,7 +6110,20 @@ async function addToken({ file, env, flags }: Where, name: string, words: readon
     } s; a systemd unit or a container has a copy: restart it.`;
   const trial = isSender ? `\nThe command "test ${name}" sends a message as it would.` : '';
   const reply = uuids.length > 0 ? `\nA bot replies to UUIDs: add ${joinFirst(uuids, ', ')} to its "recipients".` : '';
-  return `"${name}" is in ${shown}${owner}: it ${may}.\n${force}${trial}${reply}\n\n${line}${advice}`;
+  return `"${name}" is in ${shown}: it ${may}.\n${force}${trial}${reply}\n\n${line}${advice}`;
+}
+
+/** What the owner of a token copies into its client, with as many entries as the backend needs sends. */
+function linesFor(
+  client: Client,
+  common: { scheme: string; host: string; secret: string; number: string },
+  ids: readonly string[],
+) {
+  const url = `${common.scheme}://${common.host}`;
+  const formsOf = (recipients: readonly string[]) => ({ recipients, byComma: recipients.join(',') });
+  const sends = sendsTo(ids).map((list, i) => ({ ...formsOf(list), suffix: i === 0 ? '' : `_${i + 1}` }));
+  const data = { ...common, ...formsOf(ids), url, tls: common.scheme === 'https', sends };
+  return new Template(client.line).render(data).text.trimEnd();
 }
 
 /** What a new file contains before its first token: the backend, if its address was given. */
@@ -6133,52 +6133,24 @@ function newFile(env: NodeJS.ProcessEnv, flags: Flags) {
 }
 
 /**
- * The text of a file with one more token. Everything else stays as its owner wrote it.
+ * The text of a file with one more token.
  * @throws {UsageError} if the text is no configuration, or has a token of that name.
  */
 function insertToken(file: string, text: string, name: string, token: TokenConfig) {
   const config = attempt(() => parseFile(text), ({ message }) => `${showPath(file)}: ${message}`) as JsonObject;
-  const { tokens } = config;
+  // Of "tokens" given twice, only the second would be left.
+  for (const { key } of repeatedKeys(text)) {
+    throw new UsageError(`${showPath(file)}: ${showValue(key, 'a key')} is given twice in one object; keep one`);
+  }
+  const { tokens = {} } = config;
   const advice = 'write it as an object: { "NAME": { "secret": "SECRET" } }';
-  ensure(tokens === undefined || isObject(tokens), `tokens: only an object can get another token; ${advice}`);
+  ensure(isObject(tokens), `tokens: only an object can get another token; ${advice}`);
   ensure(
-    !Object.hasOwn(tokens ?? {}, name),
+    !Object.hasOwn(tokens, name),
     `there is a token "${name}" already; choose another name, or first remove it from ${showPath(file)} ` +
       '(or rename it there, so that its client can go on until you remove it)',
   );
-  const block = blockOf(name, token);
-  if (tokens) return insertMember(text, endOfObject(text, 'tokens')!, `\n    ${block}\n  `);
-  return insertMember(text, endOfObject(text)!, `\n  "tokens": {\n    ${block}\n  }\n`);
-}
-
-/** Inserts the last member of an object. @param end the index of the object's closing brace. */
-function insertMember(text: string, end: number, member: string) {
-  const head = text.slice(0, end).trimEnd();
-  return `${head}${head.endsWith('{') ? '' : ','}${member}${text.slice(end)}`;
-}
-
-/** In valid JSON, the index of the brace that closes the object of a top-level key or, without a key, the document. */
-function endOfObject(text: string, wanted?: string) {
-  let depth = 0;
-  let key: string | undefined;
-  for (const { 0: token, 1: quoted = '', 2: colon, index } of text.matchAll(KEYS_AND_BRACES)) {
-    if (token === '{') depth++;
-    if (token === '}') depth--;
-    if (colon && depth === 1) key = decodeKey(quoted);
-    const isEnd = wanted === undefined ? depth === 0 : depth === 1 && key === wanted;
-    if (token === '}' && isEnd) return index;
-  }
-  return undefined;
-}
-
-/** A token as it stands in the file, a setting on each line. */
-function blockOf(name: string, token: TokenConfig) {
-  // A line feed never stands within a string of JSON.
-  const inOneLine = (value: unknown) => {
-    return JSON.stringify(value, null, 1).replace(/\[\n\s*/g, '[').replace(/\n\s*\]/g, ']').replace(/\n\s*/g, ' ');
-  };
-  const lines = Object.entries(token).map(([key, value]) => `      "${key}": ${inOneLine(value)}`);
-  return `"${name}": {\n${lines.join(',\n')}\n    }`;
+  return `${JSON.stringify({ ...config, tokens: { ...tokens, [name]: token } }, null, 2)}\n`;
 }
 
 /** Whether there is something at a path, even a link to nothing, or what cannot be looked at. */
@@ -6195,7 +6167,6 @@ function isThere(path: string) {
  * Replaces a file, or creates it with mode 600, in one step: a gateway that reads it meanwhile never finds half of it.
  * A link stays, and what it leads to is replaced. Mode and owner stay as they were.
  * @param before what the file contained when it was read; undefined if there was none.
- * @returns a remark for the owner, or ''.
  * @throws {UsageError} if the file has changed since; and the error of the file system. Nothing was changed then.
  */
 function replaceFile(file: string, before: string | undefined, after: string) {
@@ -6218,7 +6189,6 @@ function replaceFile(file: string, before: string | undefined, after: string) {
     const now = isThere(path) ? readFileSync(path, 'utf8') : undefined;
     ensure(now === before, `${resolve(file)} has changed meanwhile; nothing was written: run the command again`);
     renameSync(next, path);
-    return old && old.uid !== uid ? `, which still belongs to user ${old.uid}` : '';
   } catch (error) {
     rmSync(next, { force: true });
     throw error;
@@ -6252,7 +6222,7 @@ async function findAccount(settings: Settings, wanted?: string) {
   const accounts = await askForList(
     settings,
     '/v1/accounts',
-    (entry) => typeof entry === 'string' && NUMBER.test(entry),
+    (entry): entry is string => typeof entry === 'string' && NUMBER.test(entry),
   );
   const { name } = settings['backend.url'];
   if (accounts.length === 0) {
@@ -6422,9 +6392,7 @@ function reasonOfFetch(error: unknown, backend: string) {
  * Asks the backend for a list.
  * @throws {Failure} if it does not answer with a list of such entries.
  */
-async function askForList<T>(settings: Settings, path: string, isEntry: (entry: unknown) => entry is T): Promise<T[]>;
-async function askForList(settings: Settings, path: string, isEntry: (entry: unknown) => boolean): Promise<string[]>;
-async function askForList(settings: Settings, path: string, isEntry: (entry: unknown) => boolean) {
+async function askForList<T>(settings: Settings, path: string, isEntry: (entry: unknown) => entry is T) {
   const { name } = settings['backend.url'];
   const { status, text } = await askBackendFor(settings, path);
   const said = `the backend ${name} answers GET ${path} with ${status}`;
@@ -6432,9 +6400,8 @@ async function askForList(settings: Settings, path: string, isEntry: (entry: unk
     throw new Failure(`${said}: ${showAnswer(text)}${hintForAnswer(status, text)}`);
   }
   const list = readAnswer(text) ?? [];
-  const isRight = Array.isArray(list) && list.every(isEntry);
-  if (!isRight) throw new Failure(`${said}, but not as signal-cli-rest-api does: correct backend.url`);
-  return list;
+  if (Array.isArray(list) && list.every(isEntry)) return list;
+  throw new Failure(`${said}, but not as signal-cli-rest-api does: correct backend.url`);
 }
 
 /** What to do about an answer that is no success, as the end of a sentence. What the backend says needs no guess. */
