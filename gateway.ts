@@ -335,88 +335,24 @@ type Reader<T> = (value: unknown) => T;
 /** A setting's reader, its line in `--help`, and its default, if there is one. */
 type Setting = readonly [Reader<unknown>, help: string, fallback?: string];
 
-// What to write instead of what people often write, for each kind of value.
+/** In messages: a number of an account or a person, as the backend writes it. */
+const A_NUMBER = 'a phone number (such as "+4915112345678" in double quotes)';
 
-const QUOTE_HINT = [/^["'`\u2018-\u201f\u00ab\u00bb]/, 'leave out the quotes'] as const;
-
-const PORT_LIMIT = 'the highest port is 65535';
-const BRACKETS = 'put an IPv6 address in brackets: [::1]:8080';
-
-const LISTEN_HINTS: Hints = [
-  [/^\d+$/, 'put a colon before the port'],
-  [/^[^/]*:\d{5,}$/, PORT_LIMIT],
-  [/^[\da-f]*:[\da-f]*:\S*$/i, BRACKETS],
-  [/^https?:/, 'leave out "http://", and what follows the port'],
-  [/^[\w.-]+$/, 'put a colon and the port after it'],
-];
-
-const URL_HINTS: Hints = [
-  QUOTE_HINT,
-  [/^https?:\/\/[^/@]*:\d{5,}\/?$/, PORT_LIMIT],
-  [/^(?:https?:\/\/)?[\da-f]*:[\da-f]*:\S*$/i, BRACKETS],
-];
-
-const ADDRESS_HINTS: Hints = [
-  [/^[\d.]+\.(?:\*|x)|^[\d.]+\s*-\s*[\d.]+$/i, 'write a network with its length, such as 192.168.1.0/24'],
-  [/^(?:[\d.]+|\[.*\]):\d+$/, 'leave out the port'],
-  [/^(?=\S*[g-z])[\w.-]+$/i, 'names are not resolved: write the address (in compose "ipv4_address" fixes it)'],
-];
-
-const ALLOW_HINTS: Hints = [
-  [/^\//, 'put the method before the path, or "*" for all methods'],
-  [/ \/.*\/$/, 'leave out the "/" at the end'],
-  [/^(?:[a-z]+\s*|[A-Z]+)\//, 'write the method in capitals, a space, and the path'],
-  [/^(?:\*|all|any)$/i, '"messaging" and "info" are enough for most clients'],
-];
-
-const ORIGIN_HINTS: Hints = [
-  [/^\*$/, 'name each origin, because a page of any other could act, too'],
-  [/^https?:\/\/[^/]+\/$/, 'leave out the "/" at the end'],
-  [/^(?!null$)[\w.-]+(?::\d+)?$/, 'write "https://" or "http://" before it'],
-];
-
-/** For a whole list in text. */
-const LIST_HINTS: Hints = [
-  QUOTE_HINT,
-  [/^[[{]/, 'separate the entries by commas, without brackets and quotes'],
-];
-
-const NUMBER_HINTS: Hints = [
+/** What neither the value nor what is expected shows. */
+const RECIPIENT_HINTS: Hints = [
   // Copied from a contact, a number often stands between marks for the direction of writing.
   [/[\p{Cf}\u00a0]/u, 'it has a character that is not seen: type it anew'],
-  [/\d[\s;|]+\+\d/, 'put a comma between two numbers'],
-  [/\d"?,\s*"?\+\d/, 'this is more than one number'],
-  [/^\+\d+[,;]$/, 'leave out what follows the last digit'],
-  [/^\*$/, 'in "senders" and "recipients" it stands alone, for everyone'],
-  [/^(?:\+|%2B)?[\d ()./-]+$/i, 'write "+", the country code and digits alone, in double quotes'],
-];
-
-const RECIPIENT_HINTS: Hints = [
-  [/^(?:group\.[^*]|[\w+/]{43}=$)/, 'this is not the "id" of a group; "gateway.mjs add NAME" lists them'],
-  [
-    /^https:\/\/signal\.group\//,
-    'an invite link does not name a group; write the "id" that "gateway.mjs add NAME" lists',
-  ],
-  ...NUMBER_HINTS,
-];
-
-/** In a configuration. `add` takes the name of a group, and looks it up. */
-const CONFIGURED_RECIPIENT_HINTS: Hints = [
-  [/^(?:all|any|anyone|everybody|everyone)$/i, 'write "*" alone, for everyone'],
-  [/^group\.\*$/, 'a send goes to one group: write its "id"'],
-  ...RECIPIENT_HINTS,
-  [
-    /^[\p{L}\p{Extended_Pictographic}]/u,
-    'write the number of a person, and the "id" of a group: "gateway.mjs add NAME" lists them',
-  ],
+  [/^(?:group\.[^*]|[\w+/]{43}=$)/, 'this is not the "id" of a group'],
 ];
 
 // Readers of text. The others, and the functions used here, are in the section READERS.
 const readMethods = listOf(wordOf(METHOD_NAMES));
 const readRate = scalarOf('a rate such as 30/1m', parseRate);
 /** The phone number of an account or a person, in the backend's format. */
-const readNumber = textThat((text) => NUMBER.test(text), '"+" and 5 to 15 digits', NUMBER_HINTS);
-const readSenders = listOrEveryone(readNumber);
+const readNumber = textThat((text) => NUMBER.test(text), A_NUMBER, RECIPIENT_HINTS);
+const readSenders = listOrEveryone(
+  textThat((text) => NUMBER.test(text), `${A_NUMBER}; "*" alone is every account`, RECIPIENT_HINTS),
+);
 const readRecipients = listOrEveryone(readerOfRecipients(true));
 const readTextMode = wordOf(['normal', 'styled']);
 
@@ -442,7 +378,7 @@ const SETTINGS = {
   ],
   'backend.wait': [duration('30s'), 'how long a send waits for a backend that restarts; 0 is not at all', '30s'],
   'listen': [
-    scalarOf('host:port, :port or [::]:port', parseListen, LISTEN_HINTS),
+    scalarOf('host:port, :port or [::]:port, such as :8880; the highest port is 65535', parseListen),
     'host:port, or :port for every interface',
     '127.0.0.1:8880',
   ],
@@ -467,8 +403,7 @@ const SETTINGS = {
     // Origins are compared as written, so one that no browser would send is refused.
     listOf(textThat(
       (text) => /^https?:[^*]+$/.test(text) && URL.canParse(text) && new URL(text).origin === text,
-      'an origin as browsers send it: https://dash.example:8443, no path, no default port',
-      ORIGIN_HINTS,
+      'an origin as browsers send it: https://dash.example:8443, no "/" at its end, no path, no default port',
     )),
     'origins whose pages may use the gateway and read its responses',
   ],
@@ -1527,7 +1462,7 @@ function warningsOf(rules: Rules, { listen }: AtStart, nowMs: number) {
       ({ isHex }) => isHex,
     ),
     ...ofTokens(
-      'has a quote, a brace, ":" or ";" in its secret; tokens in text are NAME=SECRET, with commas between them',
+      'has a quote, a bracket, a brace, ":" or ";" in its secret; tokens in text are NAME=SECRET, with commas between them',
       ({ isOdd }) => isOdd,
     ),
     // Only of a file or the environment: the demo has such numbers.
@@ -4093,12 +4028,13 @@ class BodyScan {
   /** Reads the rest of a number or a word; returns where it stopped. `#readValue` put the first byte into `#text`. */
   #readBare(i: number) {
     const end = findByte(this.#chunk, i, AFTER_BARE);
+    const first = i - this.#text!.length;
     this.#text += this.#chunk.toString('latin1', i, Math.min(end, i + TEXT_LIMIT_BYTES));
     const text = this.#text!;
     if (text.length > TEXT_LIMIT_BYTES) this.#fail(i, 'a number is too long');
     if (end === this.#chunk.length) return end;
-    if (text.startsWith('+')) this.#fail(i, 'no value begins with "+"; a phone number needs double quotes');
-    if (!BARE.test(text)) this.#fail(i, 'expected a value');
+    if (text.startsWith('+')) this.#fail(first, 'no value begins with "+"; a phone number needs double quotes');
+    if (!BARE.test(text)) this.#fail(first, 'expected a value');
     if (this.#scope.key && text !== 'null') this.#endText();
     this.#state = this.#readStructure;
     return end;
@@ -5369,8 +5305,10 @@ function parseFile(text: string): unknown {
   const bytes = Buffer.from(text);
   attempt(() => BodyScan.fieldsOf(bytes, 'none'), (error) => {
     const { why, atByte } = (error as unknown as Problem).details.syntax!;
-    const before = bytes.toString('utf8', 0, atByte);
-    return `is not a JSON object: ${placeAfter(before)}: ${why}${hintForSyntax(text, before.length)}`;
+    // One character shows a quote of a word processor, a comment and YAML.
+    const [found] = /^[\p{L}\p{N}\p{P}\p{S}]/u.exec(bytes.toString('utf8', atByte)) ?? [];
+    const instead = found && /^(?:expected|it must)/.test(why) ? `; there is ${found}` : '';
+    return `is not a JSON object: ${placeAfter(bytes.toString('utf8', 0, atByte))}: ${why}${instead}`;
   });
   return parseJson(text);
 }
@@ -5390,22 +5328,6 @@ function parseJson(text: string): unknown {
     if (!isObject(value)) return value;
     return Object.fromEntries(Object.entries(value).map(([key, member]) => [keys[Number(key.slice(4))]!, member]));
   });
-}
-
-/**
- * A hint for a file that is not JSON. @param at where the scanner found the mistake; inside a value, that is one letter
- * late.
- */
-function hintForSyntax(text: string, at: number) {
-  // A key without quotes, or the line that begins a document.
-  if (/^\s*(?:#.*\n\s*)*(?:---|[\w.-]+:(?:\s|$))/.test(text)) {
-    return '; YAML is not read, write JSON';
-  }
-  if (at >= text.trimEnd().length) return '; a closing quote, bracket or brace is missing';
-  if (text[at] === '{' && /[{,]\s*$/.test(text.slice(0, at))) return '; leave out the outer braces of what was pasted';
-  const [quote] = /^.?([\u2018-\u201f\u00ab\u00bb'])/su.exec(text.slice(Math.max(0, at - 1)))?.slice(1) ?? [];
-  if (quote) return `; ${quote} is no quote of JSON, write "`;
-  return /^.?(?:#|\/[/*])/s.test(text.slice(Math.max(0, at - 1))) ? '; JSON has no comments' : '';
 }
 
 /**
@@ -5460,11 +5382,10 @@ function noteEnv(sources: Sources, env: NodeJS.ProcessEnv) {
     });
     sources.note('tokens', lines, TOKENS_FILE);
   }
-  // First: the nearest name of GATEWAY_CONF is GATEWAY_CONFIG, and not GATEWAY_CORS.
   const known = [CONFIG_FILE, TOKENS_FILE, ...variables];
   for (const name in env) {
     if (!name.startsWith('GATEWAY_') || known.includes(name) || OF_A_SERVICE.test(name)) continue;
-    sources.collect(name, () => refuseSetting(name, known));
+    sources.collect(name, () => refuseSetting(known));
   }
 }
 
@@ -5590,25 +5511,23 @@ function placeOf(key: string, index: number) {
  * 5 or "5".
  * @param expected completes the sentence "… is not …".
  * @param parse returns undefined for a text that is wrong, such as an empty one.
- * @param hints by the text: what to write instead.
- * @param words of which one may be meant.
+ * @param hints by the text: what its owner cannot see.
  */
-function scalarOf<T>(
-  expected: string,
-  parse: (text: string) => T | undefined,
-  hints: Hints = [],
-  words: readonly string[] = [],
-) {
+function scalarOf<T>(expected: string, parse: (text: string) => T | undefined, hints: Hints = []) {
   return (value: unknown) => {
     // A program that embeds the gateway can give any value, with a text of its own.
     const text = /^(?:string|number|boolean)$/.test(typeof value) ? String(value) : '';
     const parsed = parse(text);
-    const isSeveral = text.split(/[\s;|]+/).filter((word) => words.includes(word)).length > 1;
-    const guess = isSeveral ? '; put a comma between two words' : didYouMean(nearestOf(text, words));
-    const advice = adviceFor([QUOTE_HINT, ...hints], text) || guess;
-    ensure(parsed !== undefined, `${showValue(value, 'the value')} is not ${expected}${advice}`);
-    return parsed;
+    if (parsed !== undefined) return parsed;
+    const shown = showValue(value, 'the value');
+    refuseQuotes(text, shown);
+    throw new UsageError(`${shown} is not ${expected}${adviceFor(hints, text)}`);
   };
+}
+
+/** Refuses a text in quotes. In a list of compose they belong to the value: `- GATEWAY_RATE="30/1m"`. */
+function refuseQuotes(text: string, shown: string) {
+  ensure(!/^["'`\u2018-\u201f\u00ab\u00bb]/.test(text), `${shown} has quotes of its own; leave out the quotes`);
 }
 
 /** What to write or do instead, as the end of a sentence; '' if there is no advice. */
@@ -5624,10 +5543,14 @@ function adviceFor(hints: Hints, wrong: string) {
 function listOf<T>(read: Reader<T>): Reader<ReadonlySet<T>> {
   return (value) => {
     const items = typeof value === 'string' ? value.trim().split(/\s*,\s*/).filter(Boolean) : value;
-    const advice = typeof value === 'string' ? adviceFor(LIST_HINTS, value.trim()) : '';
-    ensure(Array.isArray(items) && items.length > 0 && !advice, `must be a list with at least one entry${advice}`);
+    ensure(Array.isArray(items) && items.length > 0, 'must be a list with at least one entry');
     const mistakes = new Mistakes();
-    return mistakes.end(new Set(items.map((item, i) => mistakes.collect(`[${i}]`, () => read(item))!)));
+    const list = new Set(items.map((item, i) => mistakes.collect(`[${i}]`, () => read(item))!));
+    if (typeof value === 'string' && mistakes.found.length > 0) {
+      const advice = 'between entries there is a comma, and no quote or bracket';
+      throw new ConfigError(mistakes.found.map((mistake) => `${mistake}; ${advice}`));
+    }
+    return mistakes.end(list);
   };
 }
 
@@ -5647,7 +5570,7 @@ function readMembers<T>(readers: { [K in keyof T]-?: Reader<T[K]> }, value: obje
   const known = new Map<string, Reader<unknown>>(Object.entries(readers));
   const mistakes = new Mistakes();
   const members = membersOf(value).map(([key, inner], i) => {
-    const read = known.get(key) ?? (() => refuseSetting(key, Object.keys(readers), inner));
+    const read = known.get(key) ?? (() => refuseSetting(Object.keys(readers)));
     return [key, mistakes.collect(placeOf(key, i), () => read(refuseNull(inner)))];
   });
   return mistakes.end(Object.fromEntries(members));
@@ -5664,74 +5587,20 @@ function refuseNull(value: unknown) {
   return value;
 }
 
-/** What people and other programs call a setting. The first row whose setting exists in that place counts. */
-const SYNONYMS: Hints = [
-  [/^(?:port|host|address|bind)$/, 'listen'],
-  [/^(?:users?|api_?keys?|api_?tokens?)$/, 'tokens'],
-  [/^(?:token|digest|password|key|hash|api_?key)$/, 'secret'],
-  [/^(?:url|upstream|target)$/, 'backend'],
-  [/^(?:url|upstream|target|address|host)$/, 'url'],
-  [/^(?:url|upstream|target)$/, 'backend_url'],
-  [/^timeout$/, 'backend_timeout'],
-  [/^(?:from|sender|account)$/, 'senders'],
-  [/^(?:from|sender|account)$/, 'number'],
-  [/^number$/, 'defaults'],
-  [/^number$/, 'defaults_number'],
-  [/^to$/, 'recipients'],
-  [/^log_?(?:level|format)$/, 'log'],
-  [/^log$/, 'log_level'],
-];
-
-/** @throws {UsageError} with the setting that is meant, if it can be guessed. */
-function refuseSetting(key: string, known: readonly string[], value?: unknown) {
-  const isToken = isObject(value) && 'secret' in value && known.includes('tokens');
-  ensure(!isToken, 'is not a setting; put this token into "tokens": { … }');
-  // All variables begin alike, which says nothing.
-  const letters = (name: string) => name.toLowerCase().replace(/^gateway_/, '');
-  const synonyms = SYNONYMS.filter(([words]) => words.test(letters(key))).map(([, name]) => name);
-  const meant = synonyms.flatMap((synonym) => known.filter((name) => letters(name) === synonym))[0];
-  const advice = didYouMean(meant ?? nearestOf(key, known, letters));
-  throw new UsageError(`is not a setting${advice || adviceFor(KEY_HINTS, key)}`);
-}
-
-const KEY_HINTS: Hints = [[/^(?:[_$#]|\/\/)|comment/, 'remove it, because JSON has no comments']];
-
-/** The end of a sentence about a word that is not known. */
-function didYouMean(meant: string | undefined) {
-  return meant === undefined ? '' : `; did you mean "${meant}"?`;
-}
-
-/** The known word that is nearest to another, if at least half of the letters agree. */
-function nearestOf(word: string, known: readonly string[], letters = (text: string) => text.toLowerCase()) {
-  const distance = (other: string) => editDistance(letters(word), letters(other));
-  const [nearest] = [...known].sort((a, b) => distance(a) - distance(b));
-  if (nearest === undefined) return undefined;
-  return distance(nearest) <= Math.max(letters(word).length, letters(nearest).length) / 2 ? nearest : undefined;
-}
-
-/** Levenshtein distance: the number of letters to insert, delete or change. */
-function editDistance(a: string, b: string) {
-  // `row[j]` is the distance of the letters so far, none at first, from the first j letters of b.
-  let row = Array.from({ length: b.length + 1 }, (_, j) => j);
-  for (const letter of a) {
-    const next = [row[0]! + 1];
-    for (let j = 0; j < b.length; j++) {
-      next.push(Math.min(next[j]! + 1, row[j + 1]! + 1, row[j]! + Number(letter !== b[j])));
-    }
-    row = next;
-  }
-  return row.at(-1)!;
+/** @throws {UsageError} with the settings that there are in its place. */
+function refuseSetting(known: readonly string[]): never {
+  throw new UsageError(`is not a setting; there are ${known.join(', ')}`);
 }
 
 /** Makes a reader of one of these words. */
-function wordOf<T extends string>(words: readonly T[], hints?: Hints) {
+function wordOf<T extends string>(words: readonly T[]) {
   const expected = words.length > 2 ? `one of ${words.join(', ')}` : words.join(' or ');
-  return scalarOf(expected, (text) => words.find((word) => word === text), hints, words);
+  return scalarOf(expected, (text) => words.find((word) => word === text));
 }
 
 /** Makes a reader of texts. A text that `isRight` is kept as it is. */
-function textThat(isRight: (text: string) => boolean, expected: string, hints?: Hints, words?: readonly string[]) {
-  return scalarOf(expected, (text) => isRight(text) ? text : undefined, hints, words);
+function textThat(isRight: (text: string) => boolean, expected: string, hints?: Hints) {
+  return scalarOf(expected, (text) => isRight(text) ? text : undefined, hints);
 }
 
 /** Whether a value is what JSON calls an object. */
@@ -5812,11 +5681,12 @@ function isRecipient(text: string) {
  * @param takesAnyGroup whether `group.*` stands for any group. No send can be addressed to that.
  */
 function readerOfRecipients(takesAnyGroup: boolean) {
-  const groups = takesAnyGroup ? ", a group's id or group.*" : " or a group's id";
+  const ofGroup = 'a group\'s id ("add NAME" lists them)';
+  const groups = takesAnyGroup ? `, ${ofGroup} or group.*; "*" alone is everyone` : ` or ${ofGroup}`;
   return textThat(
     (text) => (takesAnyGroup && text === 'group.*') || isRecipient(text),
-    `a phone number ("+" and 5 to 15 digits), a user name (name.01), a UUID${groups}`,
-    CONFIGURED_RECIPIENT_HINTS,
+    `${A_NUMBER}, a user name (name.01), a UUID${groups}`,
+    RECIPIENT_HINTS,
   );
 }
 
@@ -5848,8 +5718,8 @@ const EXAMPLE_URL = 'http://signal-api:8080';
 function readBackend(value: unknown) {
   const url = typeof value === 'string' && URL.canParse(value) ? new URL(value) : undefined;
   const isUsable = url !== undefined && /^https?:$/.test(url.protocol) && !url.search && !url.hash;
-  const advice = adviceFor(URL_HINTS, String(value));
-  ensure(isUsable, `must begin with "http://" or "https://" and have no query, such as ${EXAMPLE_URL}${advice}`);
+  if (!isUsable) refuseQuotes(String(value), 'the value');
+  ensure(isUsable, `must be a URL such as ${EXAMPLE_URL} or http://[fd00::5]:8080, with http or https and no query`);
   const { protocol, hostname, port, auth } = attempt(
     () => urlToHttpOptions(url),
     () => 'has a "%" in its userinfo that must be written "%25"',
@@ -5987,7 +5857,7 @@ function checkTls({ 'tls.cert': cert, 'tls.key': key }: AtStart) {
  * each request would have to resolve them, and their owner could change who has access.
  */
 function readAddresses(value: unknown) {
-  const ranges = [...listOf(scalarOf('an address or a CIDR range', parseRange, ADDRESS_HINTS))(value)];
+  const ranges = [...listOf(scalarOf('an IP address, or a network such as 192.168.1.0/24', parseRange))(value)];
   const list = new BlockList();
   for (const { address, prefix, family } of ranges) list.addSubnet(address, prefix, family);
   return { written: ranges.map(({ written }) => written), list };
@@ -6015,8 +5885,6 @@ function readAllow(value: unknown) {
   const readWord = textThat(
     (text) => GROUPS.includes(text) || readPattern(text) !== undefined,
     `one of ${GROUPS.join(', ')}, or a pattern such as "GET /v1/groups/:number"`,
-    ALLOW_HINTS,
-    GROUPS,
   );
   const written = [...listOf(readWord)(value)];
   const groups = new Set(written.filter((word) => GROUPS.includes(word)));
@@ -6093,7 +5961,7 @@ function readTokenText(text: string, mistakes: Mistakes) {
       ensure(!isBracketed(secret), IN_BRACKETS);
       return readSecret(secret);
     });
-    return { ...read, name, isOdd: /["'`\u2018-\u201f:;{}]/.test(secret.replace(/^sha256:/i, '')) };
+    return { ...read, name, isOdd: /["'`\u2018-\u201f:;{}[\]]/.test(secret.replace(/^sha256:/i, '')) };
   });
 }
 
@@ -6132,7 +6000,7 @@ function readTokenObject(value: unknown, mistakes: Mistakes) {
   });
 }
 
-/** The digests of an empty text and of an empty line: `hash` was given no secret. */
+/** The digests of an empty text and an empty line: `sha256sum` was given no secret. Any request has an empty one. */
 const NO_DIGESTS = ['', '\n', '\r\n'].map(digestOf);
 
 /** Reads a secret, and returns its digest, and whether the secret looks like one itself. No message shows any of it. */
@@ -6202,9 +6070,9 @@ function startDemoBackend() {
 }
 
 /**
- * Starts a stand-in backend, and a gateway with a new token. Returns a command for each way to send the token. The
- * first is the shortest, and has no quotes, which cmd.exe, PowerShell and sh read differently. The log lines of
- * requests would hide the messages, so only the level debug shows them.
+ * Starts a stand-in backend, and a gateway with a new token. Returns commands to try. The first has no quotes, which
+ * cmd.exe, PowerShell and sh read differently. The log lines of requests would hide the messages, so only the level
+ * debug shows them.
  */
 async function runDemo(listen: string, level?: string, format = 'text') {
   const backend = startDemoBackend();
@@ -6215,7 +6083,6 @@ async function runDemo(listen: string, level?: string, format = 'text') {
   const gateway = createGateway({
     backend: { url: `http://127.0.0.1:${(backend.address() as AddressInfo).port}` },
     listen,
-    auth: { methods: METHOD_NAMES },
     log: { format: format as 'text' | 'json' },
     tokens: { demo: { secret, defaults: { number, recipients: [recipient] } } },
   }, {
@@ -6225,23 +6092,12 @@ async function runDemo(listen: string, level?: string, format = 'text') {
     },
   });
   stopOnSignal(gateway.server, gateway.close);
-  const url = await gateway.listen();
-  const addresses = `"number":"${number}","recipients":["${recipient}"]`;
+  const url = await gateway.listen().catch(failPort);
   return `
 A demo: the backend is a stand-in, and nothing reaches Signal.
 Paste this into another terminal; the message appears below. Ctrl-C stops it.
 
 curl -u api:${secret} -d Hi ${url.replace('http://', '')}/v2/send
-
-There are four more ways to send the token. A send can also name its account and recipients.
-
-curl '${url}/v2/send' -H 'Authorization: Bearer ${secret}' -d '{"message":"Hello by bearer",${addresses}}'
-
-curl '${url}/v2/send?@auth=${secret}' -d '{"message":"Hello by query",${addresses}}'
-
-curl '${url}/@auth=${secret}/v2/send' -d '{"message":"Hello by path",${addresses}}'
-
-curl '${url}/v2/send' -d '{"auth":"${secret}","message":"Hello by body",${addresses}}'
 
 # Account setup is refused:
 curl -X POST '${url}/v1/register/${number}' -u 'api:${secret}'
@@ -6272,17 +6128,6 @@ class Failure extends Error {
   }
 }
 
-/** What the line of a client needs. `host` includes the port. */
-interface LineParts {
-  scheme: string;
-  host: string;
-  secret: string;
-  number: string;
-  recipients: readonly string[];
-  /** The recipients of each send, where a program would name all of them in one. */
-  sends: readonly (readonly string[])[];
-}
-
 /** One kind of client, for `--for`. */
 interface Client {
   allow: string[];
@@ -6292,8 +6137,8 @@ interface Client {
   names?: 'itself' | 'by defaults';
   /** Whether it answers the people who write to it, by their UUIDs. */
   repliesToUuids?: true;
-  /** What its owner copies into the client. */
-  line: (parts: LineParts) => string;
+  /** What its owner copies into the client: a template (see TEMPLATES) of what `linesFor` gives. */
+  line: string;
 }
 
 /**
@@ -6307,7 +6152,8 @@ const BOT: Client = {
   methods: ['bearer', 'basic'],
   names: 'itself',
   repliesToUuids: true,
-  line: ({ host, secret }) => `signal_service: "${host}"\nauth: {type: bearer, token: ${secret}}`,
+  line: `signal_service: "{{host}}"
+auth: {type: bearer, token: {{secret}}}`,
 };
 
 /** The clients of `--for`. A test compares this table with the pages. To support another client, add a row. */
@@ -6316,96 +6162,87 @@ const CLIENTS: Record<string, Client> = {
     allow: ['send'],
     methods: ['basic', 'bearer'],
     names: 'by defaults',
-    line: ({ scheme, host, secret }) => `curl -u api:${secret} -d Hello ${scheme}://${host}/v2/send`,
+    line: 'curl -u api:{{secret}} -d Hello {{url}}/v2/send',
   },
   'webhook': {
     allow: ['send'],
     methods: ['bearer', 'basic'],
     names: 'by defaults',
-    line: ({ scheme, host, secret }) => `URL     ${scheme}://${host}/v2/send\nheader  Authorization: Bearer ${secret}`,
+    line: `URL     {{url}}/v2/send
+header  Authorization: Bearer {{secret}}`,
   },
   'grafana': {
     allow: ['send'],
     methods: ['bearer'],
     names: 'by defaults',
-    line: ({ scheme, host, secret }) =>
-      `URL     ${scheme}://${host}/v2/send\nAuthorization Header: scheme Bearer, credentials ${secret}`,
+    line: `URL     {{url}}/v2/send
+Authorization Header: scheme Bearer, credentials {{secret}}`,
   },
   'home-assistant': {
     allow: ['send', 'info'],
     methods: ['basic'],
     names: 'itself',
-    line: ({ scheme, host, secret, number, sends }) =>
-      `notify:${
-        sends.map((recipients, i) => `
+    line: `notify:
+{{#sends}}
   - platform: signal_messenger
-    name: signal${i === 0 ? '' : `_${i + 1}`}
-    url: "${scheme}://api:${secret}@${host}"
-    number: "${number}"
-    recipients: ${JSON.stringify(recipients)}`).join('')
-      }`,
+    name: signal{{suffix}}
+    url: "{{scheme}}://api:{{secret}}@{{host}}"
+    number: "{{number}}"
+    recipients: {{recipients}}
+{{/sends}}`,
   },
   'uptime-kuma': {
     allow: ['send'],
     methods: ['basic'],
     names: 'itself',
-    line: ({ scheme, host, secret, number, sends }) =>
-      sends.map((recipients) =>
-        `notification type "Signal"
-post URL    ${scheme}://api:${secret}@${host}/v2/send
-number      ${number}
-recipients  ${recipients.join(',')}`
-      ).join('\n\n'),
+    line: `{{#sends}}
+notification type "Signal"
+post URL    {{scheme}}://api:{{secret}}@{{host}}/v2/send
+number      {{number}}
+recipients  {{byComma}}
+
+{{/sends}}`,
   },
   'apprise': {
     allow: ['send'],
     methods: ['basic'],
     names: 'itself',
     // It gives up after 4 s, unless told otherwise, although the message may still arrive.
-    line: ({ scheme, host, secret, number, recipients }) =>
-      `${scheme.replace('http', 'signal')}://api:${secret}@${host}/${[number, ...recipients].join('/')}?rto=60`,
+    line: 'signal{{#tls}}s{{/tls}}://api:{{secret}}@{{host}}/{{number}}{{#recipients}}/{{.}}{{/recipients}}?rto=60',
   },
   'shoutrrr': {
     allow: ['send'],
     methods: ['bearer'],
     names: 'itself',
-    line: ({ scheme, host, secret, number, sends }) => {
-      const end = `?token=${secret}${scheme === 'http' ? '&disabletls=yes' : ''}`;
-      return sends.map((recipients) => `signal://${host}/${[number, ...recipients].join('/')}${end}`).join('\n');
-    },
+    line: `{{#sends}}
+signal://{{host}}/{{number}}{{#recipients}}/{{.}}{{/recipients}}?token={{secret}}{{^tls}}&disabletls=yes{{/tls}}
+{{/sends}}`,
   },
   'n8n': {
     allow: OF_BOTS,
     methods: ['bearer'],
     names: 'itself',
-    line: ({ scheme, host, secret }) => `API URL    ${scheme}://${host}\nAPI token  ${secret}`,
+    line: `API URL    {{url}}
+API token  {{secret}}`,
   },
   'openclaw': {
     allow: OF_BOTS,
     methods: ['path'], // it refuses a user in its URL, and has no setting for a header
     names: 'itself',
-    line: ({ scheme, host, secret }) => `url: ${scheme}://${host}/@auth=${secret}`,
+    line: 'url: {{url}}/@auth={{secret}}',
   },
   'bot': BOT,
   'signalbot': BOT,
   'prometheus': {
     allow: ['metrics'],
     methods: ['bearer'],
-    line: ({ scheme, host, secret }) =>
-      `scrape_configs:
+    line: `scrape_configs:
   - job_name: signal-gateway
-    scheme: ${scheme}
-    authorization: { credentials: ${secret} }
-    static_configs: [{ targets: ["${host}"] }]`,
+    scheme: {{scheme}}
+    authorization: { credentials: {{secret}} }
+    static_configs: [{ targets: ["{{host}}"] }]`,
   },
 };
-
-/** By the word of `--for`, where the nearest one would not be found. */
-const CLIENT_HINTS: Hints = [
-  [/^kuma$/i, 'did you mean "uptime-kuma"?'],
-  [/^(?:ha|hass|hassio)$/i, 'did you mean "home-assistant"?'],
-  [/^(?:curl|bash|shell|cron|python|powershell)$/i, 'did you mean "script"?'],
-];
 
 /**
  * Makes a token, and puts it into the file.
@@ -6415,11 +6252,10 @@ const CLIENT_HINTS: Hints = [
 async function addToken({ file, env, flags }: Where, name: string, words: readonly string[]) {
   ensure(!/^(?:\+|group\.)/.test(name), "the token's name comes before its recipients: add NAME RECIPIENT…");
   checkTokenName(name);
-  const readKind = wordOf(Object.keys(CLIENTS), CLIENT_HINTS);
-  const others = 'a device, or another program that sends by itself, is a webhook';
+  const readKind = wordOf(Object.keys(CLIENTS));
   const kind = attempt(
     () => readKind(flags.for ?? 'script'),
-    ({ message }) => `--for: ${message}${message.includes(';') ? '' : `; ${others}`}`,
+    ({ message }) => `--for: ${message}; a device, or another program that sends by itself, is a webhook`,
   );
   const client = CLIENTS[kind]!;
   const isSender = client.names !== undefined;
@@ -6453,24 +6289,22 @@ async function addToken({ file, env, flags }: Where, name: string, words: readon
   const after = insertToken(file, text, name, token);
   loadSettings({ file, text: after, env, flags }); // what is written is what the gateway accepts
   const address = addressFor(settings);
-  const line = client.line({ ...address, secret, number, recipients: ids, sends: sendsTo(ids) });
+  const line = linesFor(client, { ...address, secret, number }, ids);
   const advice = address.host.startsWith('HOST')
     ? '\n\nHOST stands for the name or address by which the client reaches this gateway.'
     : settings.listen.isLocal
     ? '\n\nA client on another machine needs this machine\'s address there, and "listen" must be ":PORT".'
     : '';
   const shown = resolve(file);
-  let owner;
   try {
-    owner = replaceFile(file, before, after);
+    replaceFile(file, before, after);
   } catch (error) {
     if (error instanceof UsageError) throw error;
-    const block = before === undefined ? after : `    ${blockOf(name, token)}\n`;
+    const block = before === undefined ? after : `"${name}": ${JSON.stringify(token, null, 2)}\n`;
     const where = before === undefined ? 'save the lines above as that file' : 'put the first lines into its "tokens"';
     const { code, name: kindOfError } = error as NodeJS.ErrnoException;
-    const hint = adviceFor(WRITE_HINTS, code ?? '');
     throw new Failure(
-      `${shown} cannot be written (${code ?? kindOfError}${hint}); nothing was changed: ${where}`,
+      `${shown} cannot be written (${code ?? kindOfError}); nothing was changed: ${where}`,
       `${block}\n${line}${advice}`,
     );
   }
@@ -6483,7 +6317,20 @@ async function addToken({ file, env, flags }: Where, name: string, words: readon
     } s; a systemd unit or a container has a copy: restart it.`;
   const trial = isSender ? `\nThe command "test ${name}" sends a message as it would.` : '';
   const reply = uuids.length > 0 ? `\nA bot replies to UUIDs: add ${joinFirst(uuids, ', ')} to its "recipients".` : '';
-  return `"${name}" is in ${shown}${owner}: it ${may}.\n${force}${trial}${reply}\n\n${line}${advice}`;
+  return `"${name}" is in ${shown}: it ${may}.\n${force}${trial}${reply}\n\n${line}${advice}`;
+}
+
+/** What the owner of a token copies into its client, with as many entries as the backend needs sends. */
+function linesFor(
+  client: Client,
+  common: { scheme: string; host: string; secret: string; number: string },
+  ids: readonly string[],
+) {
+  const url = `${common.scheme}://${common.host}`;
+  const formsOf = (recipients: readonly string[]) => ({ recipients, byComma: recipients.join(',') });
+  const sends = sendsTo(ids).map((list, i) => ({ ...formsOf(list), suffix: i === 0 ? '' : `_${i + 1}` }));
+  const data = { ...common, ...formsOf(ids), url, tls: common.scheme === 'https', sends };
+  return new Template(client.line).render(data).text.trimEnd();
 }
 
 /** What a new file contains before its first token: the backend, if its address was given. */
@@ -6493,52 +6340,24 @@ function newFile(env: NodeJS.ProcessEnv, flags: Flags) {
 }
 
 /**
- * The text of a file with one more token. Everything else stays as its owner wrote it.
+ * The text of a file with one more token.
  * @throws {UsageError} if the text is no configuration, or has a token of that name.
  */
 function insertToken(file: string, text: string, name: string, token: TokenConfig) {
   const config = attempt(() => parseFile(text), ({ message }) => `${showPath(file)}: ${message}`) as JsonObject;
-  const { tokens } = config;
+  // Of "tokens" given twice, only the second would be left.
+  for (const { key } of repeatedKeys(text)) {
+    throw new UsageError(`${showPath(file)}: ${showValue(key, 'a key')} is given twice in one object; keep one`);
+  }
+  const { tokens = {} } = config;
   const advice = 'write it as an object: { "NAME": { "secret": "SECRET" } }';
-  ensure(tokens === undefined || isObject(tokens), `tokens: only an object can get another token; ${advice}`);
+  ensure(isObject(tokens), `tokens: only an object can get another token; ${advice}`);
   ensure(
-    !Object.hasOwn(tokens ?? {}, name),
+    !Object.hasOwn(tokens, name),
     `there is a token "${name}" already; choose another name, or first remove it from ${showPath(file)} ` +
       '(or rename it there, so that its client can go on until you remove it)',
   );
-  const block = blockOf(name, token);
-  if (tokens) return insertMember(text, endOfObject(text, 'tokens')!, `\n    ${block}\n  `);
-  return insertMember(text, endOfObject(text)!, `\n  "tokens": {\n    ${block}\n  }\n`);
-}
-
-/** Inserts the last member of an object. @param end the index of the object's closing brace. */
-function insertMember(text: string, end: number, member: string) {
-  const head = text.slice(0, end).trimEnd();
-  return `${head}${head.endsWith('{') ? '' : ','}${member}${text.slice(end)}`;
-}
-
-/** In valid JSON, the index of the brace that closes the object of a top-level key or, without a key, the document. */
-function endOfObject(text: string, wanted?: string) {
-  let depth = 0;
-  let key: string | undefined;
-  for (const { 0: token, 1: quoted = '', 2: colon, index } of text.matchAll(KEYS_AND_BRACES)) {
-    if (token === '{') depth++;
-    if (token === '}') depth--;
-    if (colon && depth === 1) key = decodeKey(quoted);
-    const isEnd = wanted === undefined ? depth === 0 : depth === 1 && key === wanted;
-    if (token === '}' && isEnd) return index;
-  }
-  return undefined;
-}
-
-/** A token as it stands in the file, a setting on each line. */
-function blockOf(name: string, token: TokenConfig) {
-  // A line feed never stands within a string of JSON.
-  const inOneLine = (value: unknown) => {
-    return JSON.stringify(value, null, 1).replace(/\[\n\s*/g, '[').replace(/\n\s*\]/g, ']').replace(/\n\s*/g, ' ');
-  };
-  const lines = Object.entries(token).map(([key, value]) => `      "${key}": ${inOneLine(value)}`);
-  return `"${name}": {\n${lines.join(',\n')}\n    }`;
+  return `${JSON.stringify({ ...config, tokens: { ...tokens, [name]: token } }, null, 2)}\n`;
 }
 
 /** Whether there is something at a path, even a link to nothing, or what cannot be looked at. */
@@ -6551,18 +6370,10 @@ function isThere(path: string) {
   }
 }
 
-/** Why a file cannot be written, by the code of the error. */
-const WRITE_HINTS: Hints = [
-  [/^(?:EROFS|EACCES)$/, 'it is read-only here'],
-  [/^EPERM$/, 'it belongs to another user'],
-  [/^EBUSY$/, 'it is mounted by itself, so it cannot be replaced'],
-];
-
 /**
  * Replaces a file, or creates it with mode 600, in one step: a gateway that reads it meanwhile never finds half of it.
  * A link stays, and what it leads to is replaced. Mode and owner stay as they were.
  * @param before what the file contained when it was read; undefined if there was none.
- * @returns a remark for the owner, or ''.
  * @throws {UsageError} if the file has changed since; and the error of the file system. Nothing was changed then.
  */
 function replaceFile(file: string, before: string | undefined, after: string) {
@@ -6585,7 +6396,6 @@ function replaceFile(file: string, before: string | undefined, after: string) {
     const now = isThere(path) ? readFileSync(path, 'utf8') : undefined;
     ensure(now === before, `${resolve(file)} has changed meanwhile; nothing was written: run the command again`);
     renameSync(next, path);
-    return old && old.uid !== uid ? `, which still belongs to user ${old.uid}` : '';
   } catch (error) {
     rmSync(next, { force: true });
     throw error;
@@ -6619,7 +6429,7 @@ async function findAccount(settings: Settings, wanted?: string) {
   const accounts = await askForList(
     settings,
     '/v1/accounts',
-    (entry) => typeof entry === 'string' && NUMBER.test(entry),
+    (entry): entry is string => typeof entry === 'string' && NUMBER.test(entry),
   );
   const { name } = settings['backend.url'];
   if (accounts.length === 0) {
@@ -6699,11 +6509,11 @@ async function findUuids(settings: Settings, number: string, ids: readonly strin
 function checkWord(word: string, i: number) {
   if (isRecipient(word)) return;
   const at = `recipient ${i + 1}`;
-  const isNumber = /^\+?[\d ()./-]+$/.test(word);
+  const isNumber = /^\+\d|^\+?[\d ()./-]+$/.test(word);
   ensure(!isNumber, `${at}: write a phone number as "+", the country code and digits alone, such as +4915112345678`);
   ensure(!/^(?:group\.)?\*$/.test(word), `${at}: add the token with one recipient, and write "${word}" into the file`);
   const hint = hintFor(RECIPIENT_HINTS, word);
-  ensure(hint === undefined, `${at}: ${hint}`);
+  ensure(hint === undefined, `${at}: ${hint}; "add NAME" alone lists what the backend knows`);
 }
 
 /**
@@ -6794,9 +6604,7 @@ function reasonOfFetch(error: unknown, backend: string) {
  * Asks the backend for a list.
  * @throws {Failure} if it does not answer with a list of such entries.
  */
-async function askForList<T>(settings: Settings, path: string, isEntry: (entry: unknown) => entry is T): Promise<T[]>;
-async function askForList(settings: Settings, path: string, isEntry: (entry: unknown) => boolean): Promise<string[]>;
-async function askForList(settings: Settings, path: string, isEntry: (entry: unknown) => boolean) {
+async function askForList<T>(settings: Settings, path: string, isEntry: (entry: unknown) => entry is T) {
   const { name } = settings['backend.url'];
   const { status, text } = await askBackendFor(settings, path);
   const said = `the backend ${name} answers GET ${path} with ${status}`;
@@ -6805,9 +6613,8 @@ async function askForList(settings: Settings, path: string, isEntry: (entry: unk
     throw new Failure(`${whole}${hintForAnswer(status, text, whole)}`);
   }
   const list = readAnswer(text) ?? [];
-  const isRight = Array.isArray(list) && list.every(isEntry);
-  if (!isRight) throw new Failure(`${said}, but not as signal-cli-rest-api does: correct backend.url`);
-  return list;
+  if (Array.isArray(list) && list.every(isEntry)) return list;
+  throw new Failure(`${said}, but not as signal-cli-rest-api does: correct backend.url`);
 }
 
 /**
@@ -6910,11 +6717,11 @@ async function run(args: string[], env: NodeJS.ProcessEnv, stdin: () => Buffer) 
     const { said, remark = '' } = await runCommand(args, env, stdin);
     return { code: 0, stdout: said && `${said}\n`, stderr: remark };
   } catch (error) {
-    const { message, code = '' } = error as NodeJS.ErrnoException;
+    const { message } = error as Error;
     // `render` and `test` throw a Problem, the refusal that the client would get.
     const isExpected = error instanceof UsageError || error instanceof Problem || error instanceof Failure;
-    const help = /is not a setting$/m.test(message) ? '\n  --help lists all settings' : '';
-    const stderr = `gateway: ${isExpected ? message + help : `cannot run: ${message}${adviceFor(PORT_HINTS, code)}`}\n`;
+    const help = /is not a setting;/.test(message) ? '\n  --help describes all settings' : '';
+    const stderr = `gateway: ${isExpected ? message + help : `cannot run: ${message}`}\n`;
     const stdout = error instanceof Failure && error.said ? `${error.said}\n` : '';
     return { code: error instanceof UsageError ? 2 : 1, stdout, stderr };
   }
@@ -6925,17 +6732,15 @@ type Output = { said: string; remark?: string };
 
 async function runCommand(args: string[], env: NodeJS.ProcessEnv, stdin: () => Buffer): Promise<Output> {
   const { values, positionals: [command, ...rest] } = parseCommandLine(args);
-  // The first four need no configuration, and so work with a broken one.
+  // The first three need no configuration, and so work with a broken one.
   if (values.help) return { said: usage() };
   if (values.version) return { said: VERSION };
   if (command === 'token' && rest.length <= 1) return makeToken(rest[0]);
-  if (command === 'hash' && rest.length === 0) return { said: hashSecret(stdin().toString()) };
   const isRender = command === 'render' && rest.length === 1;
   const isAdd = command === 'add' && rest.length >= 1;
   const isTest = command === 'test' && (rest.length === 1 || rest.length === 2);
   // The argument is not shown: it may be a secret.
-  const advice = adviceFor(COMMAND_HINTS, command ?? '');
-  ensure(command === undefined || isRender || isAdd || isTest, `unknown command or arguments${advice}; see --help`);
+  ensure(command === undefined || isRender || isAdd || isTest, `unknown command or arguments; there are ${COMMANDS}`);
   ensure(!values.check || !(isAdd || isTest), '--check is a command of its own; see --help');
   ensure(isAdd || values.for === undefined, '--for belongs to "add"; see --help');
   ensure(isAdd || isTest || values.from === undefined, '--from belongs to "add" and "test"; see --help');
@@ -6966,7 +6771,7 @@ async function runCommand(args: string[], env: NodeJS.ProcessEnv, stdin: () => B
   const core = makeCore(settings, makeRules(settings), {});
   stopOnSignal(core.server, () => closeGateway(core));
   reloadOnChange(core, load);
-  await startListening(core);
+  await startListening(core).catch(failPort);
   // The last resort: no client may crash the process, whatever throws. Only from here on, because a taken port should
   // end it.
   process.on('uncaughtException', (error) => logInternalError(core, error));
@@ -6981,38 +6786,15 @@ async function patiently<T>(command: Promise<T>) {
   return await command.finally(() => clearTimeout(timer));
 }
 
-/** By the option's name. */
-const OPTION_HINTS: Hints = [
-  [/^(?:l|p|port|host)$/, 'write --listen HOST:PORT'],
-  [/^c$/, 'write --config FILE'],
-  [/^(?:b|url|backend-url|upstream)$/, 'write --backend URL'],
-  [/^tokens?$/, 'set GATEWAY_TOKENS, or write add NAME RECIPIENT…'],
-  [/^(?:to|recipients?|name|allow)$/, 'write add NAME RECIPIENT…'],
-];
+/** @throws {Failure} with what to do about a port that cannot be opened. */
+function failPort({ message }: Error): never {
+  throw new Failure(`cannot run: ${message}; --listen HOST:PORT chooses another address`);
+}
 
-const COMMAND_HINTS: Hints = [
-  [/^(?:add|new|create|init)$/, 'write add NAME RECIPIENT…'],
-  [/^(?:test|send)$/, 'write test NAME, or test NAME RECIPIENT'],
-  [/^(?:check|demo|help|version)$/, 'put "--" before it'],
-  [/^(?:start|run|serve|up)$/, 'leave it out: gateway.mjs alone starts'],
-  [/^(?:remove|delete|rm|revoke)$/, 'delete the lines of the token from the file'],
-  [/^(?:list|ls|show|status|tokens)$/, 'write --check'],
-  [/^render$/, 'write render NAME < FILE'],
-  [/^token$/, 'write token, or token NAME'],
-  [/^hash$/, 'write hash alone, and the secret on standard input'],
-  [/\.json$/, 'write --config FILE'],
-];
-
-/** By the code of the error with which the port could not be opened. */
-const PORT_HINTS: Hints = [
-  [/^EADDRINUSE$/, 'does the demo or another gateway still run? Stop it, or use another port with --listen HOST:PORT'],
-  // UNTIL Deno has EADDRNOTAVAIL for an address of another machine: Deno 2.9 has EINVAL (test "a port that cannot be").
-  [
-    /^(?:EADDRNOTAVAIL|ENOTFOUND|EAI_AGAIN|EINVAL)$/,
-    '--listen needs an address of this machine; :PORT means all of them',
-  ],
-  [/^EACCES$/, 'ports below 1024 need root; use --listen HOST:8880'],
-];
+/** In messages: what a command line may have. */
+const COMMANDS = 'add NAME RECIPIENT… [--from NUMBER] [--for CLIENT], test NAME [RECIPIENT], render NAME, ' +
+  'token [NAME], --check, --demo, --help, --version, and with each --config FILE, --listen HOST:PORT, --backend URL; ' +
+  'without a command, the gateway starts';
 
 /** The file that is read if no other is named. A gateway beside its file would otherwise run without its tokens. */
 const DEFAULT_FILE = 'gateway.json';
@@ -7040,9 +6822,7 @@ function parseCommandLine(args: string[]) {
     const option = (OPTIONS as NodeJS.Dict<{ type: string }>)[token.name];
     // A long name may be a secret.
     const shown = token.rawName.length < SECRET_MIN_LENGTH ? token.rawName : 'with a long name';
-    const known = Object.keys(OPTIONS).map((name) => `--${name}`);
-    const advice = adviceFor(OPTION_HINTS, token.name) || didYouMean(nearestOf(token.rawName, known));
-    ensure(option !== undefined, `unknown option ${shown}${advice}; see --help`);
+    ensure(option !== undefined, `unknown option ${shown}; there are ${COMMANDS}`);
     const hasValue = token.value !== undefined && (token.inlineValue || !token.value.startsWith('-'));
     ensure(option.type === 'boolean' || hasValue, `${shown} needs a value; see --help`);
     ensure(option.type === 'string' || token.value === undefined, `${shown} takes no value; see --help`);
@@ -7109,7 +6889,6 @@ Usage:
                              send a message as that token would
   gateway.mjs render NAME    print the message that is built from stdin
   gateway.mjs token [NAME]   make a secret, and its digest
-  gateway.mjs hash           print the digest of a secret on standard input
 
 Flags: --config FILE, --listen HOST:PORT, --backend URL, --help, --version.
 ${clients}
@@ -7131,13 +6910,6 @@ function makeToken(name?: string): Output {
   const remark =
     `gateway: nothing in this line confines the token; add ${name} RECIPIENT… makes one that is confined\n`;
   return { said: `${said}\n"${name}": { "secret": "${digest}" }`, remark };
-}
-
-/**
- * Hashes a line of standard input. As an argument, a secret would appear in the shell's history and the process list.
- */
-function hashSecret(line: string) {
-  return attempt(() => `sha256:${readSecret(line.replace(/\r?\n$/, '')).digest}`, ({ message }) => `stdin: ${message}`);
 }
 
 /** The output of `--check` for a good configuration. */

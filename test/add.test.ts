@@ -16,7 +16,6 @@ import http from 'node:http';
 import { dirname, join } from 'node:path';
 import { buffer as readBytes, text as readText } from 'node:stream/consumers';
 import { suite } from 'node:test';
-import { pathToFileURL } from 'node:url';
 import type { GatewayConfig, TokenConfig } from '../gateway.ts';
 import { assert, assertDenied, difference, groupsOf, until } from './assertions.ts';
 import { serve, sparePort, startBackend } from './backend.ts';
@@ -24,7 +23,7 @@ import { ask } from './client.ts';
 import { blocks, CONNECTING, fileWith, folder, README } from './files.ts';
 import { SIDE_BY_SIDE, test, type TestContext } from './guard.ts';
 import { FROM, GROUP, SECRET, signed, STRANGER, THIRD, TO } from './samples.ts';
-import { cli, program, script, start, startGateway, startProcess } from './start.ts';
+import { cli, isRoot, NOBODY, program, runAsNobody, start, startGateway, startProcess } from './start.ts';
 
 /** The id of a group, as the backend makes it of 32 bytes. */
 const groupId = (letter: string): string => `group.${btoa(Buffer.alloc(32, letter).toString('base64'))}`;
@@ -105,15 +104,20 @@ function secretIn(stdout: string): string {
   return secret;
 }
 
-/** What to enter in each client, as the block of a section has it: a name, and its lines in a column. */
+/** What to enter in each client, as the block of a section has it: a name in 16 columns, and its lines beside and below. */
 function linesByClient(page: string, heading: string): Map<string, string[]> {
   const [block = ''] = blocks('text', page.split(`\n## ${heading}\n`)[1]);
   const found = new Map<string, string[]>();
-  for (const [, column, line] of block.matchAll(/^(.{16})(\S.*)$/gm)) {
-    if (column!.trim()) found.set(column!.trim(), []);
-    [...found.values()].at(-1)!.push(line!);
+  for (const line of block.trimEnd().split('\n')) {
+    const [name, entered] = [line.slice(0, 15).trim(), line.slice(16)];
+    assert.ok(
+      line[15] === ' ' && entered.trim(),
+      `"${heading}" has names of at most 15 letters, lines after 16: ${line}`,
+    );
+    if (name) found.set(name, []);
+    assert.ok(found.size > 0, `"${heading}" has no name at the first line: ${line}`);
+    [...found.values()].at(-1)!.push(entered);
   }
-  assert.equal([...found.values()].flat().length, block.trimEnd().split('\n').length, block);
   return found;
 }
 
@@ -124,30 +128,13 @@ const namesIn = (row: string): string[] => row.split(' | ')[0]!.slice(2).replace
 const beside = (file: string): string[] => readdirSync(dirname(file));
 
 /** Runs the program in a folder. */
-async function runIn(cwd: string, args: string[], [file, ...first] = program()) {
+async function runIn(cwd: string, args: string[]) {
+  const [file, ...first] = program();
   const child = spawn(file, [...first, ...args], { cwd, env: { PATH: process.env.PATH } });
   child.stdin.end();
   const ended = new Promise((resolve) => child.once('close', resolve));
   const [stdout, stderr] = await Promise.all([readText(child.stdout), readText(child.stderr)]);
   return { code: await ended, stdout, stderr };
-}
-
-const isRoot = process.getuid?.() === 0;
-const NOBODY = 65_534;
-
-/** Runs a command line as a user who is not root, once the program is loaded: they may not have access to the runtime. */
-async function runAsNobody(t: TestContext, args: string[]) {
-  const runner = script(
-    t,
-    `import process from 'node:process';
-    import { run } from ${JSON.stringify(String(pathToFileURL(program().at(-1)!)))};
-    if (${isRoot}) { process.setgroups?.([]); process.setgid(${NOBODY}); process.setuid(${NOBODY}); }
-    const { code, stdout, stderr } = await run(process.argv.slice(2), {}, () => Buffer.alloc(0));
-    process.stdout.write(stdout);
-    process.stderr.write(stderr);
-    process.exitCode = code;`,
-  );
-  return await runIn('/', args, runner);
 }
 
 suite('add', SIDE_BY_SIDE, () => {
@@ -291,6 +278,18 @@ suite('add', SIDE_BY_SIDE, () => {
     }
   });
 
+  test('a client may have several lines in docs/clients.md, indented ones too; one that is in no column is named', () => {
+    const page = (...lines: string[]) => `\n## All\n\n\`\`\`text\n${lines.join('\n')}\n\`\`\`\n`;
+    const gatus = ['alerting:', '  signal:', '    api-url: "http://api:TOKEN@gateway:8880"'];
+    const laid = gatus.map((line, i) => (i === 0 ? 'Gatus' : '').padEnd(16) + line);
+    assert.deepEqual([...linesByClient(page(...laid, 'Diun            url'), 'All')], [['Gatus', gatus], ['Diun', [
+      'url',
+    ]]]);
+    for (const line of ['Alertmanager-webhook url', 'Gatus url', 'Gatus', '  signal:']) {
+      assert.throws(() => linesByClient(page(...laid, line), 'All'), ({ message }: Error) => message.includes(line));
+    }
+  });
+
   test('a program that names all recipients in one send gets as many entries as the backend needs sends', async (t) => {
     const lists: [client: string, found: RegExp][] = [
       ['home-assistant', /^ {4}recipients: (.*)$/gm],
@@ -382,18 +381,17 @@ suite('add', SIDE_BY_SIDE, () => {
   test('add says how a recipient or an account is written, before it asks the backend', async (t) => {
     const { url, asked } = await startKnowing(t);
     const file = fileWith(t, { backend: { url } });
-    const asNumber = 'write a phone number as "+", the country code and digits alone, such as +4915112345678';
-    const oneSend = 'one send goes to phone numbers and UUIDs, or to user names, or to one group';
+    const asNumber = 'write a phone number as "+"';
+    const oneSend = 'one send goes to ';
     const cases: [words: string[], said: string][] = [
       [['15550100002'], `recipient 1: ${asNumber}`],
       [[TO, '+1 555 010-0002'], `recipient 2: ${asNumber}`],
       [[`\u202a${TO}\u202c`], 'recipient 1: it has a character that is not seen: type it anew'],
-      [[`${TO},`, THIRD], 'recipient 1: leave out what follows the last digit'],
-      [[`${TO},${THIRD}`], 'recipient 1: this is more than one number'],
+      [[`${TO},`, THIRD], `recipient 1: ${asNumber}`],
+      [[`${TO},${THIRD}`], `recipient 1: ${asNumber}`],
       [['*'], 'write "*" into the file'],
       [['group.*'], 'write "group.*" into the file'],
       [['group.abc'], 'this is not the "id" of a group'],
-      [['https://signal.group/#abc'], 'an invite link does not name a group'],
       [[TO, '--from', '15550100001'], '--from: an account is "+", the country code and digits alone'],
       [[TO, GROUP, '--from', FROM], oneSend],
       [[GROUP, groupId('b'), '--from', FROM], oneSend],
@@ -408,8 +406,8 @@ suite('add', SIDE_BY_SIDE, () => {
     }
     const usage: [args: string[], said: string][] = [
       [['add', TO], "the token's name comes before its recipients: add NAME RECIPIENT…"],
-      [['add'], 'unknown command or arguments; write add NAME RECIPIENT…'],
-      [['test'], 'unknown command or arguments; write test NAME'],
+      [['add'], 'unknown command or arguments'],
+      [['test'], 'unknown command or arguments'],
       [['add', 'x', TO, '--check'], '--check is a command of its own'],
       [['test', 'x', '--for', 'script'], '--for belongs to "add"'],
       [['render', 'x', '--from', FROM], '--from belongs to "add" and "test"'],
@@ -502,8 +500,6 @@ suite('add', SIDE_BY_SIDE, () => {
     assert.match(stderr, /did not answer \(.+\): start the backend, or correct its port/);
   });
 
-  const OTHERS = 'a device, or another program that sends by itself, is a webhook';
-
   test('what is missing has a sentence with the command that makes it', async (t) => {
     const none = await testOf(fileWith(t, {}), ['home']);
     assert.match(none.stderr, /there is no token with that name; there are none yet: add NAME RECIPIENT… makes one\n$/);
@@ -511,14 +507,10 @@ suite('add', SIDE_BY_SIDE, () => {
     const { code, stderr } = await cli(['--config', missing, '--check']);
     assert.equal(code, 2);
     assert.match(stderr, /none\.json does not exist; correct the path, or make the file with "add NAME RECIPIENT…"\n$/);
-    const misspelt = await add(fileWith(t, {}), ['x', TO, '--for', 'homeassistant']);
-    assert.match(misspelt.stderr, /"homeassistant" is not one of script, .*; did you mean "home-assistant"\?\n$/);
-    for (
-      const [client, advice] of [['kuma', 'did you mean "uptime-kuma"?'], ['doorbell', OTHERS], ['github', OTHERS]]
-    ) {
-      const { code, stderr } = await add(fileWith(t, {}), ['x', TO, '--for', client!]);
+    for (const client of ['homeassistant', 'kuma', 'doorbell', 'github']) {
+      const { code, stderr } = await add(fileWith(t, {}), ['x', TO, '--for', client]);
       assert.equal(code, 2);
-      assert.ok(stderr.endsWith(`; ${advice}\n`), stderr);
+      assert.match(stderr, /^gateway: --for: "\w+" is not one of script, /);
     }
   });
 
@@ -570,30 +562,35 @@ suite('add', SIDE_BY_SIDE, () => {
     assert.deepEqual(tokens.z.senders, [FROM]);
   });
 
-  test('the rest of the file stays as its owner wrote it', async (t) => {
-    const ends = ['', '\n', '\n\n'];
-    const texts: [before: string, after: string][] = [
-      ['{}', '{\n  "tokens": {\n    BLOCK\n  }\n}'],
-      ['{ "rate": "30/1m" }', '{ "rate": "30/1m",\n  "tokens": {\n    BLOCK\n  }\n}'],
-      ['{"tokens":{}}', '{"tokens":{\n    BLOCK\n  }}'],
+  test('everything else in the file keeps its value and its place', async (t) => {
+    const rows: [before: string, rest: object, ...names: string[]][] = [
+      ['{}', {}, 'new'],
+      ['{ "rate": "30/1m" }\n\n', { rate: '30/1m' }, 'new'],
+      ['{"tokens":{},"rate":"1/1s"}', { rate: '1/1s' }, 'new'],
       [
-        `{\t"\\u0074okens" : { "z" : {"secret":"${SECRET}", "message": "}{ \\" tokens\\": {"} }\n, "rate":"9/1s"}`,
-        `{\t"\\u0074okens" : { "z" : {"secret":"${SECRET}", "message": "}{ \\" tokens\\": {"},\n    BLOCK\n  }\n, "rate":"9/1s"}`,
+        `{\t"\\u0074okens" : { "z" : {"secret":"${SECRET}", "message": "}{ \\" tokens\\": {\\u00e9"} }\r\n, "rate":"9/1s"}`,
+        { rate: '9/1s' },
+        'z',
+        'new',
       ],
       [
-        `{ "defaults": { "recipients": ["${TO}"] },\r\n  "tokens": {\r\n    "9": { "secret": "${SECRET}" }\r\n  },\r\n "rate": "1/1s" }`,
-        `{ "defaults": { "recipients": ["${TO}"] },\r\n  "tokens": {\r\n    "9": { "secret": "${SECRET}" },\n    BLOCK\n  },\r\n "rate": "1/1s" }`,
+        `{ "defaults": { "recipients": ["${TO}"] }, "tokens": { "b": { "secret": "${SECRET}" }, "a": { "secret": "${SECRET}-2" } } }`,
+        { defaults: { recipients: [TO] } },
+        'b',
+        'a',
+        'new',
       ],
     ];
-    for (const [before, after] of texts) {
-      for (const end of ends) {
-        const file = fileWith(t, before + end);
-        const { code, stderr } = await add(file, ['new', TO, '--from', FROM]);
-        assert.equal(code, 0, stderr);
-        const written = readFileSync(file, 'utf8');
-        const block = /"new": \{[^}]*\{[^}]*\}\n {4}\}/.exec(written)?.[0] ?? 'no block';
-        assert.equal(written.replace(block, 'BLOCK'), after + end);
-      }
+    for (const [before, rest, ...names] of rows) {
+      const file = fileWith(t, before);
+      const { code, stderr } = await add(file, ['new', TO, '--from', FROM]);
+      assert.equal(code, 0, stderr);
+      const written = readFileSync(file, 'utf8');
+      const { tokens, ...others } = JSON.parse(written);
+      assert.deepEqual([others, Object.keys(tokens)], [rest, names], before);
+      const { tokens: old = {} } = JSON.parse(before);
+      assert.deepEqual({ ...tokens, new: undefined }, { ...old, new: undefined }, before);
+      assert.match(written, /^\{\n {2}"[^]*\n {4}"new": \{\n {6}"secret": "sha256:[^]*\n\}\n$/);
     }
   });
 
@@ -610,9 +607,13 @@ suite('add', SIDE_BY_SIDE, () => {
     const cases: [content: unknown, said: string | RegExp][] = [
       [half, /is not a JSON object: line 1, column \d+: /],
       ['', /is not a JSON object: line 1, column 1: /],
-      ['tokens:\n  a: b\n', 'YAML is not read'],
+      ['tokens:\n  a: b\n', 'line 1, column 1: it must begin with "{"; there is t'],
       [`{ "tokens": { "old": { "secret": "${SECRET}" } }, "tokens": {} }`, 'is given twice in one object'],
-      [{ tokens: { old }, recipient: TO }, 'recipient: is not a setting; did you mean "recipients"?'],
+      [
+        `{ "tokens": { "old": { "secret": "${SECRET}" }, "\\u006fld": { "secret": "${SECRET}-2" } } }`,
+        '"old" is given twice',
+      ],
+      [{ tokens: { old }, recipient: TO }, 'recipient: is not a setting'],
       [{ tokens: { old, x: old } }, 'there is a token "x" already; choose another name, or first remove it from '],
       [{ tokens: `old=${SECRET}` }, 'tokens: only an object can get another token'],
       [{ tokens: [old] }, 'tokens: only an object can get another token'],
@@ -696,9 +697,10 @@ suite('add', SIDE_BY_SIDE, () => {
     assert.equal(code, 1, stdout + stderr);
     assert.match(
       stderr,
-      /cannot be written \(EACCES; it is read-only here\); nothing was changed: put the first lines into/,
+      /cannot be written \(EACCES\); nothing was changed: put the first lines into/,
     );
-    assert.match(stdout, /^ {4}"x": \{\n {6}"secret": "sha256:/);
+    const [block = ''] = stdout.split('\n\ncurl');
+    assert.equal((await cli(['--config', fileWith(t, `{"tokens":{${block}}}`), '--check'])).code, 0, block);
     secretIn(stdout);
     assert.equal(readFileSync(file, 'utf8'), '{}');
     assert.deepEqual(beside(file), ['gateway.json']);
@@ -741,9 +743,7 @@ suite('add', SIDE_BY_SIDE, () => {
     async (t) => {
       const file = fileWith(t, {});
       chownSync(file, NOBODY, NOBODY);
-      const { code, stdout } = await add(file, ['x', TO, '--from', FROM]);
-      assert.equal(code, 0);
-      assert.ok(stdout.includes(`, which still belongs to user ${NOBODY}: it may send`), stdout);
+      assert.equal((await add(file, ['x', TO, '--from', FROM])).code, 0);
       assert.deepEqual([statSync(file).uid, statSync(file).gid], [NOBODY, NOBODY]);
 
       const ofRoot = fileWith(t, {});
@@ -752,7 +752,7 @@ suite('add', SIDE_BY_SIDE, () => {
       const args = ['--config', ofRoot, 'add', 'x', TO, '--from', FROM];
       const other = await runAsNobody(t, args);
       assert.equal(other.code, 1, other.stdout + other.stderr);
-      assert.match(other.stderr, /cannot be written \(EPERM; it belongs to another user\); nothing was changed/);
+      assert.match(other.stderr, /cannot be written \(EPERM\); nothing was changed/);
       assert.equal(readFileSync(ofRoot, 'utf8'), '{}');
       assert.deepEqual(beside(ofRoot), ['gateway.json']);
     },
@@ -1042,8 +1042,8 @@ suite('the lists of the top level', SIDE_BY_SIDE, () => {
     assert.equal(ofFile.stdout.match(new RegExp(`sends to     \\${TO}$`, 'gm'))?.length, 2, ofFile.stdout);
     const wrong = await cli(['--check'], { env: { ...env, GATEWAY_DEFAULTS_NUMBER: '15550100001' } });
     assert.equal(wrong.code, 2);
-    assert.match(wrong.stderr, /GATEWAY_DEFAULTS_NUMBER: .* is not "\+" and 5 to 15 digits/);
+    assert.match(wrong.stderr, /GATEWAY_DEFAULTS_NUMBER: .* is not a phone number/);
     const spaced = await cli(['--check'], { env: { ...env, GATEWAY_DEFAULTS_RECIPIENTS: `${TO} ${THIRD}` } });
-    assert.match(spaced.stderr, /GATEWAY_DEFAULTS_RECIPIENTS\[0\]: .*; put a comma between two numbers/);
+    assert.match(spaced.stderr, /GATEWAY_DEFAULTS_RECIPIENTS\[0\]: .*; between entries there is a comma/);
   });
 });

@@ -64,7 +64,7 @@ suite('bodies', SIDE_BY_SIDE, () => {
   }'
     * bearer → 400 bad_json | "object: save it as UTF-8, without a byte order mark, at byte 1."
     '${inUtf16(HELLO)}'
-    * bearer → 400 bad_json | "object: no value begins with \"+\"; a phone number needs double quotes, at byte 6."
+    * bearer → 400 bad_json | "object: no value begins with \"+\"; a phone number needs double quotes, at byte 5."
     '{"a":+15550100002}'
     * bearer → 400 bad_field | "in double quotes."
     '{"number":+15550100001}' ;; {"number":15550100001} ;; {"recipients":[15550100002]} ;; {"recipients":15550100002}`;

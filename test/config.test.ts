@@ -20,32 +20,25 @@ import { isDeno, isNode } from './runtime.ts';
 import { BEARER, FROM, GROUP, INTERNAL_ID, OTHER, SECRET, SECRETS, TO } from './samples.ts';
 import { cli, startBoth, startGateway, startProcess } from './start.ts';
 
-const WRITE_NUMBER = 'write "+", the country code and digits alone, in double quotes';
+const NO_TEMPLATE = 'message: must be a template';
 
-const IS_NO_RECIPIENT =
-  'is not a phone number ("+" and 5 to 15 digits), a user name (name.01), a UUID or a group\'s id';
-
-const ALONE = 'in "senders" and "recipients" it stands alone, for everyone';
-
-const NO_TEMPLATE = 'message: must be a template: text with {{names}} in it, or a list of its lines';
-
-/** Settings of a token, and their error messages. */
+/** Settings of a token, and how each of their error messages begins: test/fixtures/mistakes.txt has whole ones. */
 const BAD_SETTINGS = literal`
-  {"defaults":[],"message":" \n"} ⇒ defaults: must be an object with number, recipients, text_mode ⇒ ${NO_TEMPLATE}
-  {"defaults":"x","message":""} ⇒ defaults: must be an object with number, recipients, text_mode ⇒ ${NO_TEMPLATE}
-  {"defaults":{"number":15550100001}} ⇒ defaults.number: 15550100001 is not "+" and 5 to 15 digits; ${WRITE_NUMBER}
-  {"defaults":{"recipients":[]}} ⇒ defaults.recipients: must be a list with at least one entry
+  {"defaults":[],"message":" \n"} ⇒ defaults: must be an object ⇒ ${NO_TEMPLATE}
+  {"defaults":"x","message":""} ⇒ defaults: must be an object ⇒ ${NO_TEMPLATE}
+  {"defaults":{"number":15550100001}} ⇒ defaults.number: 15550100001 is not a phone number
+  {"defaults":{"recipients":[]}} ⇒ defaults.recipients: must be a list
   {"defaults":{"text_mode":"bold"}} ⇒ defaults.text_mode: "bold" is not normal or styled
-  {"defaults":{"recipient":"${TO}"}} ⇒ defaults.recipient: is not a setting; did you mean "recipients"?
-  {"defaults":{"recipients":["${TO}","15550100002"]}} ⇒ defaults.recipients[1]: "15550100002" ${IS_NO_RECIPIENT}; ${WRITE_NUMBER}
-  {"defaults":{"recipients":["group.*",1]}} ⇒ defaults.recipients[0]: "group.*" ${IS_NO_RECIPIENT}; a send goes to one group: write its "id" ⇒ defaults.recipients[1]: 1 ${IS_NO_RECIPIENT}; ${WRITE_NUMBER}
+  {"defaults":{"recipient":"${TO}"}} ⇒ defaults.recipient: is not a setting
+  {"defaults":{"recipients":["${TO}","15550100002"]}} ⇒ defaults.recipients[1]: "15550100002" is not a phone number
+  {"defaults":{"recipients":["group.*",1]}} ⇒ defaults.recipients[0]: "group.*" is not a phone number ⇒ defaults.recipients[1]: 1 is not a phone number
   {"defaults":{"recipients":["${`${TO}","`.repeat(70_000)}${TO}"]}} ⇒ defaults.recipients: is larger than 1MiB
-  {"defaults":{"recipients":["*"]}} ⇒ defaults.recipients[0]: "*" ${IS_NO_RECIPIENT}; ${ALONE}
-  {"senders":["*","${FROM}"]} ⇒ senders[0]: "*" is not "+" and 5 to 15 digits; ${ALONE}
-  {"recipients":["group.*","*"]} ⇒ recipients[1]: "*" ${IS_NO_RECIPIENT.replace(' or ', ', ')} or group.*; ${ALONE}
-  {"recipients":[["*"]]} ⇒ recipients[0]: ["*"] ${IS_NO_RECIPIENT.replace(' or ', ', ')} or group.*
-  {"senders":[["*"]]} ⇒ senders[0]: ["*"] is not "+" and 5 to 15 digits
-  {"senders":["group.*"]} ⇒ senders[0]: "group.*" is not "+" and 5 to 15 digits
+  {"defaults":{"recipients":["*"]}} ⇒ defaults.recipients[0]: "*" is not a phone number
+  {"senders":["*","${FROM}"]} ⇒ senders[0]: "*" is not a phone number
+  {"recipients":["group.*","*"]} ⇒ recipients[1]: "*" is not a phone number
+  {"recipients":[["*"]]} ⇒ recipients[0]: ["*"] is not a phone number
+  {"senders":[["*"]]} ⇒ senders[0]: ["*"] is not a phone number
+  {"senders":["group.*"]} ⇒ senders[0]: "group.*" is not a phone number
   {"defaults":{"constructor":1},"message":[]} ⇒ defaults.constructor: is not a setting ⇒ ${NO_TEMPLATE}
   {"message":"a\n{{#x}}"} ⇒ message: line 2, column 1: "{{#x}}" has no "{{/x}}"
   {"message":["a","","b{{#x}}"]} ⇒ message: line 3, column 2: "{{#x}}" has no "{{/x}}"
@@ -54,38 +47,37 @@ ${
     `  {"message":${message}} ⇒ ${NO_TEMPLATE}`
   )
 }
-  {"default":{},"template":""} ⇒ default: is not a setting; did you mean "defaults"? ⇒ template: is not a setting`;
+  {"default":{},"template":""} ⇒ default: is not a setting ⇒ template: is not a setting`;
+
+/** Each sentence begins with its place and the kind of the mistake; what follows is the golden file's matter. */
+function assertBegin(found: readonly string[], wanted: readonly string[], what: string): void {
+  assert.deepEqual(found.map((each, i) => each.slice(0, wanted[i]?.length)), wanted, what);
+}
 
 suite('config', SIDE_BY_SIDE, () => {
   test("every mistake in a token's lists, defaults or message, an empty template too, is reported with its place", () => {
     for (const line of BAD_SETTINGS.trim().split('\n')) {
       const [token = '', ...problems] = line.trim().split(' ⇒ ');
       const found = problemsOf(() => createGateway(hook(JSON.parse(token))));
-      assert.deepEqual(found, problems.map((problem) => `tokens.hook.${problem}`), token);
+      assertBegin(found, problems.map((problem) => `tokens.hook.${problem}`), token);
     }
   });
 
   /** Part of a message. Deno 2.9 reveals the user's id only with a separate permission. */
   const BY_USER = isDeno ? '' : ` by user ${process.getuid?.()}`;
 
-  const NO_RECIPIENT =
-    'is not a phone number ("+" and 5 to 15 digits), a user name (name.01), a UUID, a group\'s id or group.*';
+  const NO_NUMBER = 'is not a phone number';
 
-  const NO_DATE =
-    'is not a date such as 2027-06-30 (valid through that day, UTC) or a time such as 2027-06-30T12:00:00Z';
+  const NO_DATE = 'is not a date such as ';
 
-  const NO_NAMES = 'write the number of a person, and the "id" of a group: "gateway.mjs add NAME" lists them';
+  const NO_RULE = 'is not one of send, ';
 
-  const NO_RULE =
-    'is not one of send, info, receive, messaging, setup, metrics, or a pattern such as "GET /v1/groups/:number"';
-
-  /** About an entry of tokens in text. */
-  const SPACE = 'has white space in it: write SECRET or name=SECRET, one a line, or with commas between them';
+  const SPACE = 'has white space in it: ';
 
   const hashOf = (text: string): string => createHash('sha256').update(text).digest('hex');
 
   /**
-   * Loads the configuration of each row. After the arrow are all its problems, separated by " | ".
+   * Loads the configuration of each row. After the arrow is how each of its problems begins, separated by " | ".
    *   {…}        what createGateway is given          @ {…}      settings of a token that has a secret
    *   env {…}    variables of the environment         load {…}   sources for loadSettings
    *   file TEXT  a configuration file, FILE in messages
@@ -100,9 +92,9 @@ suite('config', SIDE_BY_SIDE, () => {
       const found = problemsOf(() => {
         if (kind === '' || kind === '@ ') createGateway(kind ? tokens(value) : value);
         else loadSettings(kind === 'env ' ? { env: value } : value);
-      }).join(' | ');
-      assert.equal(found.replaceAll(file, 'FILE').replaceAll(dir, 'DIR'), problems, row);
-      assert.doesNotMatch(found, SECRETS);
+      }).map((problem) => problem.replaceAll(file, 'FILE').replaceAll(dir, 'DIR'));
+      assertBegin(found, problems ? problems.split(' | ') : [], row);
+      assert.doesNotMatch(found.join(), SECRETS);
     };
     return (rows: TemplateStringsArray, ...values: unknown[]): void => {
       for (const line of literal(rows, ...values).split('\n').map((text) => text.replace(/^ +/, ''))) {
@@ -114,69 +106,67 @@ suite('config', SIDE_BY_SIDE, () => {
   }
 
   test('every mistake in a configuration is reported with its place, and no secret is shown', (t) => {
-    const url = 'must begin with "http://" or "https://" and have no query, such as http://signal-api:8080';
-    const isNull = 'null is not allowed; remove the line';
+    const url = 'must be a URL ';
+    const isNull = 'null is not allowed; ';
     const digest = `sha256:${hashOf(SECRET)}`;
     checkProblems(t)`
-    {"lisen":":1","zzz":1,"tokens":{"a":{"secret":"${SECRET}"}}} → lisen: is not a setting; did you mean "listen"? | zzz: is not a setting
+    {"lisen":":1","zzz":1,"tokens":{"a":{"secret":"${SECRET}"}}} → lisen: is not a setting | zzz: is not a setting
     # A key that is no plain word is not shown, however short: it could be part of a secret, or forge a line of the log.
     {"zz z":1,"z\n":1,"z\u001b":1,"a:b":1} → ${
       [0, 1, 2, 3].map((i) => `the configuration[${i}]: is not a setting`).join(' | ')
     }
     {"log":{"\u001b[2J":1},"tokens":{"a":{"secret":"${SECRET}","ü":1}}} → log[0]: is not a setting | tokens.a[0]: is not a setting
-    # A suggestion only where at least half of the letters agree.
-    {"backend":{"urls":"x"},"ra":1,"r":1} → backend.urls: is not a setting; did you mean "url"? | ra: is not a setting; did you mean "rate"? | r: is not a setting
+    {"backend":{"urls":"x"},"ra":1,"r":1} → backend.urls: is not a setting | ra: is not a setting | r: is not a setting
     X → the configuration: must be an object | for: [], null
-    {"tokens":{}} → tokens: contains no token; remove it to run without tokens
-    {"tokens":[]} → tokens: must be an object from name to settings, such as {"home": {"secret": …}}
-    {"backend":"http://x"} → backend: must be an object, such as {"url": …}
-    {"X":"8880"} → X: is not a setting; did you mean "listen"? | for: port, host, bind
-    {"users":{}} → users: is not a setting; did you mean "tokens"?
+    {"tokens":{}} → tokens: contains no token
+    {"tokens":[]} → tokens: must be an object from name to settings
+    {"backend":"http://x"} → backend: must be an object
+    {"X":"8880"} → X: is not a setting | for: port, host, bind
+    {"users":{}} → users: is not a setting
     {"tokens":null,"clients":null,"tls":{"cert":null}} → tokens: ${isNull} | clients: ${isNull} | tls.cert: ${isNull}
     {"tokens":{"a":null,"b":{"secret":null}},"backend":null} → backend: ${isNull} | tokens[0]: ${isNull} | tokens.b.secret: ${isNull}
     @ {"rate":null,"defaults":{"number":null}} → tokens.test.rate: ${isNull} | tokens.test.defaults.number: ${isNull}
-    {"tokens":{"a":{"secret":"${SECRET}"},"message":"{{x}}"}} → tokens[1]: "message" stands beside the tokens; move it into the braces of its token
-    {"tokens":{"defaults":{"number":"${FROM}"},"a":{"secret":"${SECRET}"}}} → tokens[0]: "defaults" stands beside the tokens; move it into the braces of its token
+    {"tokens":{"a":{"secret":"${SECRET}"},"message":"{{x}}"}} → tokens[1]: "message" stands beside the tokens
+    {"tokens":{"defaults":{"number":"${FROM}"},"a":{"secret":"${SECRET}"}}} → tokens[0]: "defaults" stands beside the tokens
     {"tokens":{"message":{"secret":"${SECRET}"}}} →
     {"tokens":{X}} → tokens[0]: must be an object with "secret" or "secretFile" | for: "a":"${SECRET}", "${SECRET}":"grafana"
     {"tokens":{"a":{}}} → tokens.a: needs exactly one of "secret" and "secretFile"
     @ {"secretFile":"/x"} → tokens.test: needs exactly one of "secret" and "secretFile"
-    @ {"secret":"X"} → tokens.test.secret: the secret is shorter than 16 characters; "gateway.mjs token" makes a good one | for: short, of-15-character
+    @ {"secret":"X"} → tokens.test.secret: the secret is shorter than 16 characters | for: short, of-15-character
     @ {"secret":17} → tokens.test.secret: must be a string
-    @ {"secret":"sha256:12"} → tokens.test.secret: after "sha256:" there must be 64 hexadecimal digits and nothing else: put the digest there that "gateway.mjs token" prints
-    @ {"secret":"${SECRET}\n"} → tokens.test.secret: has several lines, or a control character; keep one line with only the secret
+    @ {"secret":"sha256:12"} → tokens.test.secret: after "sha256:" there must be 64 hexadecimal digits
+    @ {"secret":"${SECRET}\n"} → tokens.test.secret: has several lines, or a control character
     # In JSON nobody quotes a secret by mistake.
     @ {"secret":"X"} → | for: \"${SECRET}\", {${SECRET}}, ${SECRET};${OTHER}, ${SECRET} ${OTHER}, of-16-characters
     @ {"secret":"X"} → tokens.test.secret: starts or ends with white space | for:  ${SECRET}, ${SECRET} , \u00a0${SECRET}
     {"tokens":{"a":{"secretFile":"/no/such/file"}}} → tokens.a.secretFile: /no/such/file ${MISSING}
-    {"tokens":{"a":{"secret":"${SECRET}"},"b":{"secret":"${SECRET}"}}} → tokens: "a" and "b" have the same secret; give each its own
-    {"tokens":{"a b":{"secret":"${SECRET}"}}} → tokens[0]: a name may have letters, digits, "_", "-" and ".", 64 at most
+    {"tokens":{"a":{"secret":"${SECRET}"},"b":{"secret":"${SECRET}"}}} → tokens: "a" and "b" have the same secret
+    {"tokens":{"a b":{"secret":"${SECRET}"}}} → tokens[0]: a name may have letters, digits
     # Every line of the log would show the name.
     {"tokens":{"a":{"secret":"${OTHER}"},"${SECRET}":{"secret":"X"}}} → tokens[1]: has a secret as its name | for: ${SECRET}, ${digest}
-    @ {"methods":["paht"],"expires":"2027-02-30"} → tokens.test.methods[0]: "paht" is not one of bearer, basic, query, path, body; did you mean "path"? | tokens.test.expires: "2027-02-30" ${NO_DATE}
+    @ {"methods":["paht"],"expires":"2027-02-30"} → tokens.test.methods[0]: "paht" is not one of bearer | tokens.test.expires: "2027-02-30" ${NO_DATE}
     @ {"expires":"2027-02-31T00:00:00Z"} → tokens.test.expires: the value ${NO_DATE}
-    @ {"senders":["0664123"],"recipient":["+1"]} → tokens.test.senders[0]: "0664123" is not "+" and 5 to 15 digits; ${WRITE_NUMBER} | tokens.test.recipient: is not a setting; did you mean "recipients"?
-    @ {"recipients":[]} → tokens.test.recipients: must be a list with at least one entry
-    @ {"recipients":["X"]} → tokens.test.recipients[0]: "X" ${NO_RECIPIENT}; ${NO_NAMES} | for: Family, My family, Öl 2
-    @ {"recipients":["${TO}","X"]} → tokens.test.recipients[1]: "X" ${NO_RECIPIENT} | for: --x, , 4915551234567x
-    @ {"recipients":["${TO}","X"]} → tokens.test.recipients[1]: "X" ${NO_RECIPIENT}; ${WRITE_NUMBER} | for: 4915551234567, +49 1555, (0664) 123-45
-    @ {"clients":["X"]} → tokens.test.clients[0]: "X" is not an address or a CIDR range | for: 10.0.0.0/33, ::1/129, 1.2.3.4/, 1.2.3.4/8/8
-    # What is no text gets no advice for texts.
-    @ {"clients":["1.2.3.4",X]} → tokens.test.clients[1]: X is not an address or a CIDR range | for: {}, null, ["caddy"]
+    @ {"senders":["0664123"],"recipient":["+1"]} → tokens.test.senders[0]: "0664123" ${NO_NUMBER} | tokens.test.recipient: is not a setting
+    @ {"recipients":[]} → tokens.test.recipients: must be a list
+    @ {"recipients":["X"]} → tokens.test.recipients[0]: "X" ${NO_NUMBER} | for: Family, My family, Öl 2
+    @ {"recipients":["${TO}","X"]} → tokens.test.recipients[1]: "X" ${NO_NUMBER} | for: --x, , 4915551234567x
+    @ {"recipients":["${TO}","X"]} → tokens.test.recipients[1]: "X" ${NO_NUMBER} | for: 4915551234567, +49 1555, (0664) 123-45
+    @ {"clients":["X"]} → tokens.test.clients[0]: "X" is not an IP address | for: 10.0.0.0/33, ::1/129, 1.2.3.4/, 1.2.3.4/8/8
+    @ {"clients":["1.2.3.4",X]} → tokens.test.clients[1]: X is not an IP address | for: {}, null, ["caddy"]
     {"allow":["info","X"]} → allow[1]: "X" ${NO_RULE} | for: GET v1/about, HEAD /v1/about, GET /v1/a%62, GET /v1/x?y, constructor, toString, __proto__
-    {"rate":"30","limits":{"body":"150"},"log":{"level":"trace"}} → rate: "30" is not a rate such as 30/1m | limits.body: "150" is not a size such as 150MiB | log.level: "trace" is not one of debug, info, warn, error
+    {"rate":"30","limits":{"body":"150"},"log":{"level":"trace"}} → rate: "30" is not a rate such as 30/1m | limits.body: "150" is not a size such as 150MiB | log.level: "trace" is not one of debug
     {"rate":["30/1m"],"limits":{"connections":0},"shutdown":"10"} → rate: ["30/1m"] is not a rate such as 30/1m | limits.connections: 0 is not a whole number of at least 1 | shutdown: "10" is not a duration such as 10s
     {"shutdown":"X"} → shutdown: "X" is not a duration such as 10s | for: 2147483648ms, 2147484s, 25d, 0s ms
     {"shutdown":"X"} → | for: 999999999ms, 2147483s, 24d
     {"backend":{"url":"ftp://x","timeout":"1w"}} → backend.url: ${url} | backend.timeout: "1w" is not a duration such as 150s
     {"backend":{"url":"X"}} → backend.url: ${url} | for: http://user:${SECRET}@x/?q, http://api:${SECRET}/x@backend:1, api:${SECRET}@backend:1, signal-api:8080, signal-api, http://, http://x#y
-    {"backend":{"url":"http://api:X@b:1"}} → backend.url: has a "%" in its userinfo that must be written "%25" | for: 100%${SECRET}, %ff${SECRET}
-    {"listen":"8880","auth":{"anonymous":"yes"}} → listen: "8880" is not host:port, :port or [::]:port; put a colon before the port | auth.anonymous: "yes" is not true or false
-    {"X":[]} → X: must be a list with at least one entry | for: allow, clients, trustedProxies, cors
-    {"auth":{"methods":[]}} → auth.methods: must be a list with at least one entry`;
+    {"backend":{"url":"http://api:X@b:1"}} → backend.url: has a "%" in its userinfo | for: 100%${SECRET}, %ff${SECRET}
+    {"listen":"8880","auth":{"anonymous":"yes"}} → listen: "8880" is not host:port | auth.anonymous: "yes" is not true or false
+    {"X":[]} → X: must be a list | for: allow, clients, trustedProxies, cors
+    {"auth":{"methods":[]}} → auth.methods: must be a list`;
   });
 
-  test('the messages for common mistakes have the correct spelling', (t) => {
+  test('what cannot be seen, and quotes and brackets around a value, are told, and open nothing', (t) => {
     const dir = folder(t);
     writeFileSync(join(dir, 'two'), `${SECRET}\r\n${OTHER}\n`);
     for (const encoding of ['utf8', 'utf16le'] as const) {
@@ -184,65 +174,33 @@ suite('config', SIDE_BY_SIDE, () => {
     }
     writeFileSync(join(dir, 'no-bom'), Buffer.from('{}', 'utf16le'));
     writeFileSync(join(dir, 'big-endian'), Buffer.from('\ufeff{}', 'utf16le').swap16());
-    const url = 'must begin with "http://" or "https://" and have no query, such as http://signal-api:8080';
     const notUtf8 = 'save it as UTF-8, without a byte order mark';
-    const name = 'names are not resolved: write the address (in compose "ipv4_address" fixes it)';
-    const brackets = 'put an IPv6 address in brackets: [::1]:8080';
-    const port = 'the highest port is 65535';
-    const noListen = 'is not host:port, :port or [::]:port';
-    const quotes = 'leave out the quotes';
+    const quotes = 'has quotes of its own; leave out the quotes';
     const MARKED = `\u202a${FROM}\u202c`;
-    const noList = 'must be a list with at least one entry';
-    const groupId = 'this is not the "id" of a group; "gateway.mjs add NAME" lists them';
     const API = `"GATEWAY_TOKENS":"${SECRET}"`;
     checkProblems(t, dir)`
-    env {${API},"GATEWAY_TRUSTED_PROXIES":"X"} → GATEWAY_TRUSTED_PROXIES[0]: "X" is not an address or a CIDR range; ${name} | for: caddy, localhost, a.example
     load {"file":"DIR/X"} → DIR/X: is not a JSON object: line 1, column 1: ${notUtf8} | for: utf8, utf16le, big-endian
     load {"file":"DIR/no-bom"} → DIR/no-bom: is not a JSON object: line 1, column 2: ${notUtf8}
-    env {${API},"GATEWAY_BACKEND_URL":"X"} → GATEWAY_BACKEND_URL: ${url}; ${quotes} | for: \"http://backend:8080\", 'http://backend:8080'
-    env {${API},"GATEWAY_RATE":"'1/1m'"} → GATEWAY_RATE: "'1/1m'" is not a rate such as 30/1m; ${quotes}
-    env {${API},"GATEWAY_BACKEND_URL":"X"} → GATEWAY_BACKEND_URL: ${url}; ${brackets} | for: http://::1:8080, https://fd00::5/, http://2001:db8::1:8080
-    env {${API},"GATEWAY_BACKEND_URL":"X"} → GATEWAY_BACKEND_URL: ${url}; ${port} | for: http://backend:80800, http://10.0.0.1:65536/
-    env {${API},"GATEWAY_LISTEN":"X"} → GATEWAY_LISTEN: "X" ${noListen}; ${brackets} | for: ::1:8880, :::8880, fd00::5:8880
-    env {${API},"GATEWAY_LISTEN":"X"} → GATEWAY_LISTEN: "X" ${noListen}; ${port} | for: :65536, localhost:88800
-    {"listen":8880} → listen: 8880 ${noListen}; put a colon before the port
+    env {${API},"GATEWAY_BACKEND_URL":"X"} → GATEWAY_BACKEND_URL: the value ${quotes} | for: \"http://backend:8080\", 'http://backend:8080', “http://x”
+    env {${API},"GATEWAY_RATE":"'1/1m'"} → GATEWAY_RATE: "'1/1m'" ${quotes}
+    env {${API},"GATEWAY_LOG_LEVEL":"«info»"} → GATEWAY_LOG_LEVEL: "«info»" ${quotes}
     @ {"secretFile":"DIR/two"} → tokens.test: needs exactly one of "secret" and "secretFile"
-    {"tokens":{"a":{"secretFile":"DIR/two"}}} → tokens.a.secretFile: has several lines, or a control character; keep one line with only the secret
-    {"allow":["X"]} → allow[0]: "X" ${NO_RULE}; write the method in capitals, a space, and the path | for: get /v1/about, POST/v2/send
-    {"allow":["X"]} → allow[0]: "X" ${NO_RULE}; "messaging" and "info" are enough for most clients | for: *, all
-    {"allow":["snd"],"auth":{"methods":["barer"]},"log":{"level":"INFO"}} → auth.methods[0]: "barer" is not one of bearer, basic, query, path, body; did you mean "bearer"? | allow[0]: "snd" ${NO_RULE}; did you mean "send"? | log.level: "INFO" is not one of debug, info, warn, error; did you mean "info"?
-    {"clients":["X"]} → clients[0]: "X" is not an address or a CIDR range; write a network with its length, such as 192.168.1.0/24 | for: 192.168.1.*, 10.0.0.x, 10.0.0.1-9
-    {"clients":["X"]} → clients[0]: "X" is not an address or a CIDR range; leave out the port | for: 192.168.1.1:80, [::1]:80
-    {"X":1} → X: is not a setting; remove it, because JSON has no comments | for: _comment, comment
-    {"home":{"secret":"${SECRET}"}} → home: is not a setting; put this token into "tokens": { … }
-    @ {"recipients":["X"]} → tokens.test.recipients[0]: "X" ${NO_RECIPIENT}; write "*" alone, for everyone | for: all, anyone
-    @ {"senders":["${MARKED}"]} → tokens.test.senders[0]: "${MARKED}" is not "+" and 5 to 15 digits; it has a character that is not seen: type it anew
-    @ {"senders":["X"]} → tokens.test.senders[0]: "X" is not "+" and 5 to 15 digits; ${WRITE_NUMBER} | for: %2B49151000, 0049 151 000
-    {"number":"${FROM}","log_level":"debug"} → number: is not a setting; did you mean "defaults"? | log_level: is not a setting; did you mean "log"?
-    @ {"token":"${OTHER}","from":"${FROM}","to":"${TO}"} → tokens.test.token: is not a setting; did you mean "secret"? | tokens.test.from: is not a setting; did you mean "senders"? | tokens.test.to: is not a setting; did you mean "recipients"?
-    @ {"defaults":{"from":"${FROM}"}} → tokens.test.defaults.from: is not a setting; did you mean "number"?
-    env {${API},"X":"${FROM}"} → X: is not a setting; did you mean "GATEWAY_DEFAULTS_NUMBER"? | for: GATEWAY_NUMBER
-    env {${API},"GATEWAY_ALLOW":"X"} → GATEWAY_ALLOW[0]: "X" ${NO_RULE}; put a comma between two words | for: send info, send;info
+    {"tokens":{"a":{"secretFile":"DIR/two"}}} → tokens.a.secretFile: has several lines, or a control character
+    @ {"senders":["${MARKED}"]} → tokens.test.senders[0]: "${MARKED}" ${NO_NUMBER} (such as "+4915112345678" in double quotes); "*" alone is every account; it has a character that is not seen
+    @ {"recipients":["all"],"senders":["%2B49151000"]} → tokens.test.recipients[0]: "all" ${NO_NUMBER} | tokens.test.senders[0]: "%2B49151000" ${NO_NUMBER}
     # A list that is written in a variable as in the file, or with quotes of compose.
-    env {${API},"GATEWAY_DEFAULTS_RECIPIENTS":"[\"${TO}\"]"} → GATEWAY_DEFAULTS_RECIPIENTS: ${noList}; separate the entries by commas, without brackets and quotes
-    env {${API},"GATEWAY_DEFAULTS_RECIPIENTS":"\"${TO},${FROM}\""} → GATEWAY_DEFAULTS_RECIPIENTS: ${noList}; ${quotes}
-    env {${API},"GATEWAY_DEFAULTS_RECIPIENTS":"X"} → GATEWAY_DEFAULTS_RECIPIENTS[0]: the value ${IS_NO_RECIPIENT}; put a comma between two numbers | for: ${TO} ${FROM}, ${TO};${FROM}
-    env {${API},"GATEWAY_DEFAULTS_NUMBER":"${TO},${FROM}"} → GATEWAY_DEFAULTS_NUMBER: the value is not "+" and 5 to 15 digits; this is more than one number
-    env {${API},"GATEWAY_BACKEND_URL":"“http://x”"} → GATEWAY_BACKEND_URL: ${url}; ${quotes}
-    env {${API},"GATEWAY_LISTEN":"X"} → GATEWAY_LISTEN: "X" ${noListen}; put a colon and the port after it | for: localhost, 0.0.0.0
-    env {${API},"GATEWAY_LISTEN":"http://:8880"} → GATEWAY_LISTEN: "http://:8880" ${noListen}; leave out "http://", and what follows the port
-    @ {"recipients":["🚪 Door"]} → tokens.test.recipients[0]: "🚪 Door" ${NO_RECIPIENT}; ${NO_NAMES}
-    {"allow":["X"]} → allow[0]: "X" ${NO_RULE}; leave out the "/" at the end | for: GET /v1/about/, * /v1/x/
-    {"allow":["X"]} → allow[0]: "X" ${NO_RULE}; put the method before the path, or "*" for all methods | for: /v1/about, /v1/groups/
+    env {${API},"GATEWAY_RECIPIENTS":"X"} → GATEWAY_RECIPIENTS[0]: "X" ${quotes} | for: '*', \"*\", “*”, 'group.*'
+    env {${API},"GATEWAY_RECIPIENTS":"X"} → GATEWAY_RECIPIENTS[0]: "X" ${NO_NUMBER} | for: [*], ['*'], [\"*\"], {*}, [group.*], (*)
+    env {${API},"GATEWAY_SENDERS":"X"} → GATEWAY_SENDERS[0]: "X" ${NO_NUMBER} | for: [*], [\"*\"]
+    env {${API},"GATEWAY_ALLOW":"X"} → GATEWAY_ALLOW[0]: "X" ${NO_RULE} | for: [setup], send info, send;info, * /v1/x/
+    env {${API},"GATEWAY_CLIENTS":"[10.0.0.1]"} → GATEWAY_CLIENTS[0]: "[10.0.0.1]" is not an IP address
+    env {${API},"GATEWAY_DEFAULTS_RECIPIENTS":"[\"${TO}\",\"${FROM}\"]"} → GATEWAY_DEFAULTS_RECIPIENTS[0]: "[\"${TO}\"" ${NO_NUMBER} | GATEWAY_DEFAULTS_RECIPIENTS[1]: "\"${FROM}\"]" ${quotes}
+    env {${API},"GATEWAY_DEFAULTS_RECIPIENTS":"X"} → GATEWAY_DEFAULTS_RECIPIENTS[0]: the value ${NO_NUMBER} | for: ${TO} ${FROM}, ${TO};${FROM}
     env {"GATEWAY_TOKENS":"X=${SECRET}"} → GATEWAY_TOKENS[0]: ${SPACE} | for: my phone
-    file {"tokens":{"a":{"secret":"${SECRET}","senders":[+15550100001]}}} → FILE: is not a JSON object: line 1, column 69: no value begins with "+"; a phone number needs double quotes
-    @ {"senders":[15550100001],"defaults":{"number":15550100001}} → tokens.test.senders[0]: 15550100001 is not "+" and 5 to 15 digits; ${WRITE_NUMBER} | tokens.test.defaults.number: 15550100001 is not "+" and 5 to 15 digits; ${WRITE_NUMBER}
-    @ {"recipients":["group.QUJD"]} → tokens.test.recipients[0]: "group.QUJD" ${NO_RECIPIENT}; ${groupId}
-    @ {"recipients":["X"]} → tokens.test.recipients[0]: the value ${NO_RECIPIENT}; ${groupId} | for: ${INTERNAL_ID}, ${
+    file {"tokens":{"a":{"secret":"${SECRET}","senders":[+15550100001]}}} → FILE: is not a JSON object: line 1, column 68: no value begins with "+"
+    @ {"recipients":["X"]} → tokens.test.recipients[0]: the value ${NO_NUMBER} | for: ${INTERNAL_ID}, ${
       GROUP.slice(0, -1)
-    }
-    @ {"recipients":["https://signal.group/#CjQKIA"]} → tokens.test.recipients[0]: the value ${NO_RECIPIENT}; an invite link does not name a group; write the "id" that "gateway.mjs add NAME" lists
-    @ {"recipients":["Mum"]} → tokens.test.recipients[0]: "Mum" ${NO_RECIPIENT}; ${NO_NAMES}`;
+    }, https://signal.group/#CjQKIA`;
   });
 
   test('every mistake in the environment is reported, none leaves the gateway open, and no secret is shown', (t) => {
@@ -250,10 +208,10 @@ suite('config', SIDE_BY_SIDE, () => {
     for (const [name, text] of [['empty', '# nothing here\n\n'], ['half', '{'], ['typo', '{"token":{}}']] as const) {
       writeFileSync(join(dir, name), text);
     }
-    const none = 'contains no token; remove it to run without tokens';
-    const empty = 'is set but empty; unset it, or give it a value';
-    const nameless = 'is a name without a secret, or a secret that ends in "=", which needs a name: write name=SECRET';
-    const short = 'the secret is shorter than 16 characters; "gateway.mjs token" makes a good one';
+    const none = 'contains no token';
+    const empty = 'is set but empty';
+    const nameless = 'is a name without a secret, or ';
+    const short = 'the secret is shorter';
     const cwd = process.cwd();
     const open = '"GATEWAY_LISTEN":"0.0.0.0:8880"';
     const API = `"GATEWAY_TOKENS":"${SECRET}"`;
@@ -261,28 +219,28 @@ suite('config', SIDE_BY_SIDE, () => {
     env {"X":""} → X: ${empty} | for: GATEWAY_TOKENS, GATEWAY_TOKENS_FILE
     env {"GATEWAY_TOKENS":" , "} → GATEWAY_TOKENS: ${none}
     env {"GATEWAY_TOKENS_FILE":"DIR/empty"} → GATEWAY_TOKENS_FILE: ${none}
-    env {${API},"GATEWAY_TOKENS_FILE":""} → GATEWAY_TOKENS_FILE: is set together with GATEWAY_TOKENS; use one of them | GATEWAY_TOKENS_FILE: ${empty}
-    env {"GATEWAY_TOKENS":"${SECRET},tooshort,a=${OTHER},a=${OTHER}x"} → GATEWAY_TOKENS[1]: ${short} | GATEWAY_TOKENS[3]: has the name of an earlier one; choose another
+    env {${API},"GATEWAY_TOKENS_FILE":""} → GATEWAY_TOKENS_FILE: is set together with GATEWAY_TOKENS | GATEWAY_TOKENS_FILE: ${empty}
+    env {"GATEWAY_TOKENS":"${SECRET},tooshort,a=${OTHER},a=${OTHER}x"} → GATEWAY_TOKENS[1]: ${short} | GATEWAY_TOKENS[3]: has the name of an earlier one
     env {"GATEWAY_TOKENS":"home-assistant-main: ${SECRET},home=${OTHER}:"} → GATEWAY_TOKENS[0]: ${SPACE}
     # A variable of the shell that is not set leaves the name alone, which anyone could guess.
     env {"GATEWAY_TOKENS":"X"} → GATEWAY_TOKENS[0]: ${nameless} | for: home-assistant-main=, c2VjcmV0LW9mLXNvbWUtbGVuZ3Ro=, home==
     env {"GATEWAY_TOKENS":"${OTHER}=${SECRET},${SECRET}=${OTHER}"} → GATEWAY_TOKENS[0]: has a secret as its name | GATEWAY_TOKENS[1]: has a secret as its name
-    env {${API},"GATEWAY_CLIENTS":"","GATEWAY_ALLOW":","} → GATEWAY_ALLOW: must be a list with at least one entry | GATEWAY_CLIENTS: ${empty}
-    env {${API},"GATEWAY_AUTH_METHODS":"bearer, digest","GATEWAY_RATE":"0/1m"} → GATEWAY_AUTH_METHODS[1]: "digest" is not one of bearer, basic, query, path, body | GATEWAY_RATE: "0/1m" is not a rate such as 30/1m
+    env {${API},"GATEWAY_CLIENTS":"","GATEWAY_ALLOW":","} → GATEWAY_ALLOW: must be a list | GATEWAY_CLIENTS: ${empty}
+    env {${API},"GATEWAY_AUTH_METHODS":"bearer, digest","GATEWAY_RATE":"0/1m"} → GATEWAY_AUTH_METHODS[1]: "digest" is not one of bearer | GATEWAY_RATE: "0/1m" is not a rate such as 30/1m
     env {${API},"GATEWAY_AUTH_ANONYMOUS":"1","GATEWAY_LOG_FORMAT":"xml"} → GATEWAY_AUTH_ANONYMOUS: "1" is not true or false | GATEWAY_LOG_FORMAT: "xml" is not text or json
     # What may be a secret is not shown as a path: its first folder is not there.
-    env {"GATEWAY_TOKENS_FILE":"DIR"} → GATEWAY_TOKENS_FILE: DIR cannot be read${BY_USER} (EISDIR); it is a folder: Docker makes one where a mounted file is missing
+    env {"GATEWAY_TOKENS_FILE":"DIR"} → GATEWAY_TOKENS_FILE: DIR cannot be read${BY_USER} (EISDIR)
     env {"GATEWAY_TOKENS_FILE":"X"} → GATEWAY_TOKENS_FILE: X ${MISSING} | for: DIR/none, /no/such, DIR/no-folder/x
     env {"GATEWAY_TOKENS_FILE":"X"} → GATEWAY_TOKENS_FILE: ${cwd}/X ${MISSING} | for: is-not-here, docs/is-not-here-at-all
     env {"GATEWAY_TOKENS_FILE":"X"} → GATEWAY_TOKENS_FILE: the file ${MISSING} | for: /no-folder-anywhere/tokens, /${SECRET}
     env {"GATEWAY_TOKENS_FILE":"X"} → GATEWAY_TOKENS_FILE: the file ${MISSING} in ${cwd} | for: ${SECRET}, no-folder/anywhere/tokens
     # Where a source of tokens could not be read, nobody is told to let everybody in.
     env {${open},"GATEWAY_TOKENS_FILE":"DIR/none"} → GATEWAY_TOKENS_FILE: DIR/none ${MISSING}
-    load {"env":{${open}},"file":"DIR/none"} → configuration: DIR/none ${MISSING}; correct the path, or make the file with "add NAME RECIPIENT…"
-    load {"env":{${open}},"file":"DIR/half"} → DIR/half: is not a JSON object: line 1, column 2: it ends before the object is complete; a closing quote, bracket or brace is missing
-    load {"env":{${open}},"file":"DIR/typo"} → token: is not a setting; did you mean "tokens"?
-    env {${open},"GATEWAY_TOKEN":"${SECRET}"} → GATEWAY_TOKEN: is not a setting; did you mean "GATEWAY_TOKENS"?
-    env {${open},"GATEWAY_CONF":"DIR/half"} → GATEWAY_CONF: is not a setting; did you mean "GATEWAY_CONFIG"?`;
+    load {"env":{${open}},"file":"DIR/none"} → configuration: DIR/none ${MISSING}
+    load {"env":{${open}},"file":"DIR/half"} → DIR/half: is not a JSON object: line 1, column 2: it ends before the object is complete
+    load {"env":{${open}},"file":"DIR/typo"} → token: is not a setting
+    env {${open},"GATEWAY_TOKEN":"${SECRET}"} → GATEWAY_TOKEN: is not a setting
+    env {${open},"GATEWAY_CONF":"DIR/half"} → GATEWAY_CONF: is not a setting`;
   });
 
   test('a configuration file that is truncated, not an object, or has a key twice is refused with line and column, and is not quoted', (t) => {
@@ -293,21 +251,21 @@ suite('config', SIDE_BY_SIDE, () => {
     file X → FILE: is not a JSON object: line 1, column 1: it must begin with "{" | for: [], null, 5
     file {"rate":"1/1s",\n} → FILE: is not a JSON object: line 2, column 1: there may be no comma before "}"
     file {"allow":["send",]} → FILE: is not a JSON object: line 1, column 18: there may be no comma before "]"
-    file {\n  X the rate\n  "rate": "1/1s"} → FILE: is not a JSON object: line 2, column 3: expected a key in double quotes; JSON has no comments | for: //, /*, #
-    file {"rate":"1/1s" X x\n} → FILE: is not a JSON object: line 1, column 16: expected a comma, or the closing bracket or brace; JSON has no comments | for: //, /*, #
-    file {"tokens": {\n  {"a": {"secret": "x"}}\n}} → FILE: is not a JSON object: line 2, column 3: expected a key in double quotes; leave out the outer braces of what was pasted
-    file {"rate": "1/1s",{"log":{}}} → FILE: is not a JSON object: line 1, column 17: expected a key in double quotes; leave out the outer braces of what was pasted
-    file {"rate":X "1/1s"} → FILE: is not a JSON object: line 1, column 10: expected a value; JSON has no comments | for: //, /*, #
-    file {X rate": "1/1s"} → FILE: is not a JSON object: line 1, column 2: expected a key in double quotes; X is no quote of JSON, write " | for: “, ”, ‘, «, '
-    file {"rate":X 1/1s"} → FILE: is not a JSON object: line 1, column 10: expected a value; X is no quote of JSON, write " | for: “, '
-    file X {} → FILE: is not a JSON object: line 1, column 1: it must begin with "{"; JSON has no comments | for: //, /*, # what
-    file X → FILE: is not a JSON object: line 1, column 1: it must begin with "{"; YAML is not read, write JSON | for: listen: 8880, ---\nlisten: 8880, # mine\n\nbackend:\n  url: x, tls.key: ${SECRET}
-    file X → FILE: is not a JSON object: line 1, column 1: it must begin with "{"; YAML is not read, write JSON | for: api:\n  port: 1, ---\nservice:\n  port: 1
+    file {\n  X the rate\n  "rate": "1/1s"} → FILE: is not a JSON object: line 2, column 3: expected a key in double quotes; there is X | for: /, #
+    file {"rate":"1/1s" X x\n} → FILE: is not a JSON object: line 1, column 16: expected a comma, or the closing bracket or brace; there is X | for: /, #
+    file {"tokens": {\n  {"a": {"secret": "x"}}\n}} → FILE: is not a JSON object: line 2, column 3: expected a key in double quotes; there is {
+    file {"rate": "1/1s",{"log":{}}} → FILE: is not a JSON object: line 1, column 17: expected a key in double quotes; there is {
+    file {"rate":X "1/1s"} → FILE: is not a JSON object: line 1, column 9: expected a value; there is X | for: /, #
+    file {X rate": "1/1s"} → FILE: is not a JSON object: line 1, column 2: expected a key in double quotes; there is X | for: “, ”, ‘, «, '
+    file {"rate":X 1/1s"} → FILE: is not a JSON object: line 1, column 9: expected a value; there is X | for: “, '
+    file X {} → FILE: is not a JSON object: line 1, column 1: it must begin with "{"; there is X | for: /, #
+    file X: 8880 → FILE: is not a JSON object: line 1, column 1: it must begin with "{"; there is l | for: listen
+    file ---\nX: 1 → FILE: is not a JSON object: line 1, column 1: it must begin with "{"; there is - | for: listen
     file {"api":{},"service":{"port":1},"settings":{}} → api: is not a setting | service: is not a setting | settings: is not a setting
-    file {"tokens":{"a":${token},\n "a":{"secret":"${OTHER}"}}} → FILE: line 2, column 2: "a" is given twice in one object; keep one
-    file {"tokens":{"a":{"secret":"${SECRET}","allow":["info"] , "\\u0061llow" :["send"]}}} → FILE: line 1, column 76: "allow" is given twice in one object; keep one
-    file {"rate":"1/1s",\n\n  "rate":"2/1s","rate":"3/1s"} → FILE: line 3, column 3: "rate" is given twice in one object; keep one | FILE: line 3, column 17: "rate" is given twice in one object; keep one
-    file {"log":{"level":"info"},"log":{}} → FILE: line 1, column 25: "log" is given twice in one object; keep one
+    file {"tokens":{"a":${token},\n "a":{"secret":"${OTHER}"}}} → FILE: line 2, column 2: "a" is given twice in one object
+    file {"tokens":{"a":{"secret":"${SECRET}","allow":["info"] , "\\u0061llow" :["send"]}}} → FILE: line 1, column 76: "allow" is given twice in one object
+    file {"rate":"1/1s",\n\n  "rate":"2/1s","rate":"3/1s"} → FILE: line 3, column 3: "rate" is given twice in one object | FILE: line 3, column 17: "rate" is given twice in one object
+    file {"log":{"level":"info"},"log":{}} → FILE: line 1, column 25: "log" is given twice in one object
     file {"log":{"level":"info"},"backend":{"url":"http://log","timeout":"1s"},"rate":"1/1s"} →
     file {"tokens":{"a":{"secret":"${SECRET}","message":"\"rate\":1 {\"a\":1,\"a\":{}} \\\\"},"rate":{"secret":"${OTHER}"}}} →`;
     const whole = `{\n  "tokens": {\n    "a": ${token}\n  },\n  "listen": "0.0.0.0:8880"\n}`;
@@ -317,7 +275,7 @@ suite('config', SIDE_BY_SIDE, () => {
       const found = problemsOf(() => loadSettings({ file })).join('\n');
       assert.match(
         found,
-        /^.*: is not a JSON object: line \d+, column \d+: it ends before the object is complete; a closing quote, bracket or brace is missing$/,
+        /^.*: is not a JSON object: line \d+, column \d+: it ends before the object is complete$/,
       );
     }
   });
@@ -326,7 +284,7 @@ suite('config', SIDE_BY_SIDE, () => {
     const open = ':0, 0.0.0.0:0, [::]:0, 192.168.1.1:0, 127.example.com:0, [::ffff:127.0.0.1]:0';
     checkProblems(t)`
     {"listen":"X"} → | for: 127.0.0.1:0, 127.8.9.1:0, [::1]:0, localhost:0
-    {"listen":"X"} → tokens: none is configured, but the gateway would listen for other machines: name a file (--config, GATEWAY_CONFIG), or set GATEWAY_TOKENS (the command "token" makes one); GATEWAY_AUTH_ANONYMOUS=true would accept all requests | for: ${open}
+    {"listen":"X"} → tokens: none is configured, but the gateway would listen for other machines: | for: ${open}
     {"listen":"X","auth":{"anonymous":true}} → | for: ${open}
     {"listen":"X","tokens":{"a":{"secret":"${SECRET}"}}} → | for: ${open}`;
     const absent = { ...NO_TOKENS, allow: undefined, backend: undefined, limits: { body: undefined } } as object;
@@ -405,30 +363,14 @@ suite('config', SIDE_BY_SIDE, () => {
     assert.deepEqual(settings.readFrom, ['GATEWAY_TRUSTED_PROXIES', 'GATEWAY_LIMITS_BODY', 'GATEWAY_LOG_LEVEL']);
   });
 
-  test('a variable that begins with GATEWAY_ and is no setting is refused, with the nearest name', () => {
-    const refused = (name: string, nearest?: string): void => {
-      const cure = nearest ? `; did you mean "${nearest}"?` : '';
+  test('a variable that begins with GATEWAY_ and is no setting is refused, with all that are', () => {
+    const known = ['GATEWAY_CONFIG', 'GATEWAY_TOKENS_FILE', ...SETTING_ROWS.map(([, variable]) => variable)].join(', ');
+    const names = `GATEWAY_TOKEN GATEWAY_API_TOKENS GATEWAY_BODY_LIMIT GATEWAY_SERVICES_HOST GATEWAY_ GATEWAY_XYZ
+    GATEWAY_tokens GATEWAY_CONFIGS GATEWAY_RATE_`.split(/\s+/);
+    for (const name of names) {
       const found = problemsOf(() => loadSettings({ env: { GATEWAY_TOKENS: SECRET, [name]: OTHER } }));
-      assert.deepEqual(found, [`${name}: is not a setting${cure}`]);
-    };
-    // One letter more, or another one.
-    const known = `GATEWAY_TOKENS_FILE GATEWAY_CLIENTS GATEWAY_AUTH_METHODS GATEWAY_AUTH_ANONYMOUS
-    GATEWAY_TRUSTED_PROXIES GATEWAY_CONFIG`.split(/\s+/);
-    for (const name of known) {
-      for (let i = 'GATEWAY_'.length; i <= name.length; i++) {
-        for (const letter of '_Sx') refused(name.slice(0, i) + letter + name.slice(i), name);
-        if (i < name.length) refused(`${name.slice(0, i)}x${name.slice(i + 1)}`, name);
-      }
+      assert.deepEqual(found, [`${name}: is not a setting; there are ${known}`]);
     }
-    refused('GATEWAY_TOKEN', 'GATEWAY_TOKENS');
-    refused('GATEWAY_API_TOKENS', 'GATEWAY_TOKENS');
-    refused('GATEWAY_BODY_LIMIT');
-    refused('GATEWAY_RATE_LIMIT');
-    refused('GATEWAY_SERVICES_HOST');
-    refused('GATEWAY_');
-    refused('GATEWAY_XYZ');
-    // Names have capitals.
-    refused('GATEWAY_tokens', 'GATEWAY_TOKENS');
   });
 
   test('the variables that Kubernetes and Docker make for a service called gateway are not looked at, nor is any other', () => {
@@ -450,15 +392,16 @@ suite('config', SIDE_BY_SIDE, () => {
   });
 
   test('a secret in text with what separates or quotes entries elsewhere is a warning, without the secret', async (t) => {
-    const said =
-      'has a quote, a brace, ":" or ";" in its secret; tokens in text are NAME=SECRET, with commas between them';
+    const said = 'has a quote, a bracket, a brace, ":" or ";" in its secret';
     const warningsOf = async (GATEWAY_TOKENS: string) => {
       const { code, stdout } = await cli(['--check'], { env: { GATEWAY_TOKENS } });
       assert.equal(code, 0);
       assert.doesNotMatch(stdout, SECRETS);
-      return stdout.split('\n').filter((line) => line.startsWith('warning')).join();
+      return stdout.split('\n').filter((line) => line.startsWith('warning')).join().split('; ')[0];
     };
-    for (const text of [`"home=${SECRET}"`, `{"home":"${SECRET}"}`, `home:${SECRET}`, `'${SECRET}'`]) {
+    for (
+      const text of [`"home=${SECRET}"`, `{"home":"${SECRET}"}`, `home:${SECRET}`, `'${SECRET}'`, `[home=${SECRET}`]
+    ) {
       assert.equal(await warningsOf(text), `warning: the token "token-1" ${said}`, text);
     }
     for (const text of [`home="${SECRET}"`, `home=${SECRET};b=${OTHER}`, `home=“${SECRET}”`]) {
@@ -644,7 +587,7 @@ suite('config', SIDE_BY_SIDE, () => {
       [inText(`${OTHER},${text}`), `GATEWAY_TOKENS[1]: ${SPACE}`],
       [inFile(`${OTHER}\r\n${text}\n`), `GATEWAY_TOKENS_FILE[1]: ${SPACE}`],
     ]);
-    // What "token" and "hash" print, and what sha256sum and openssl do.
+    // What "token" prints, and what sha256sum and openssl do.
     for (const line of [`secret  ${SECRET}`, `digest  sha256:${digest}`]) {
       envs.push(...asSecret(line).map((env): [NodeJS.ProcessEnv, string] => [env, word]));
     }
@@ -723,13 +666,11 @@ suite('config', SIDE_BY_SIDE, () => {
   test('cors accepts only origins as browsers write them', (t) => {
     const good = 'https://dash.example:8443, http://localhost, http://192.168.1.2:3000, https://[::1]:1';
     assert.deepEqual([...loadSettings({ env: { GATEWAY_CORS: good } }).cors!], good.split(', '));
-    const NO_ORIGIN = 'is not an origin as browsers send it: https://dash.example:8443, no path, no default port';
+    const NO_ORIGIN = 'is not an origin as browsers send it: ';
     checkProblems(t)`
     {"cors":["X"]} → cors[0]: "X" ${NO_ORIGIN} | for: null, https://*, //dash.example, https://d/x, https://d?x, https://Dash, HTTPS://d, https://d:443, http://d:80, http://d:080, https://u@d, ftp://d, file://, https://dé, https://1.2.3,  https://d
     {"cors":["X"]} → cors[0]: the value ${NO_ORIGIN} | for: chrome-extension://abc
-    {"cors":["*"]} → cors[0]: "*" ${NO_ORIGIN}; name each origin, because a page of any other could act, too
-    {"cors":["X"]} → cors[0]: "X" ${NO_ORIGIN}; write "https://" or "http://" before it | for: dash.example, dash:3000
-    {"cors":["https://d/"]} → cors[0]: "https://d/" ${NO_ORIGIN}; leave out the "/" at the end`;
+    {"cors":["X"]} → cors[0]: "X" ${NO_ORIGIN} | for: *, dash.example, dash:3000, https://d/`;
   });
 
   // Its message may quote a secret, and a ConfigError says that none is shown.

@@ -271,6 +271,19 @@ suite('scan', SIDE_BY_SIDE, () => {
     assert.throws(() => new BodyScan('none').write(broken), { message: /expected a colon, at byte 54/ });
   });
 
+  test('a value that is none is reported at its first byte, wherever the document is cut', () => {
+    for (
+      const [value, why] of [['“x”', 'expected a value'], ['nulx', 'expected a value'], ['+123', 'no value begins']]
+    ) {
+      const bytes = Buffer.from(`{"a": ${value}}`);
+      for (let cut = 0; cut <= bytes.length; cut++) {
+        const chunks = [Buffer.from(bytes.subarray(0, cut)), Buffer.from(bytes.subarray(cut))];
+        const isRight = ({ message }: Error) => message.includes(why!) && message.endsWith(', at byte 6.');
+        assert.throws(() => scanAll(chunks), isRight, `${value}, cut at ${cut}`);
+      }
+    }
+  });
+
   test('BodyScan: a special byte is found at every position of a long string, at even and odd addresses', () => {
     const ATTACHED = `{"base64_attachment":"base64,${'A'.repeat(4090)}`;
     const CONTROL = 'a string contains a control character, at byte ';

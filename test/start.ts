@@ -8,7 +8,7 @@ import http from 'node:http';
 import net from 'node:net';
 import { join } from 'node:path';
 import { text as readText } from 'node:stream/consumers';
-import { fileURLToPath } from 'node:url';
+import { fileURLToPath, pathToFileURL } from 'node:url';
 import type { GatewayConfig, GatewayOptions, TokenConfig } from '../gateway.ts';
 import { assert, lastOf, shown, until } from './assertions.ts';
 import { type Backend, type Respond, startBackend, startRawBackend } from './backend.ts';
@@ -154,8 +154,8 @@ function tellWarden(sign: '+' | '-', pid: number | undefined): void {
 }
 
 /** Starts a process, which does not outlive this one; `output` is what it has printed so far. */
-export function start(args: string[], env: NodeJS.ProcessEnv = {}, [file, ...first]: Program = program()) {
-  const child = spawn(file, [...first, ...args], { cwd: HERE, env: { PATH: process.env.PATH, ...env } });
+export function start(args: string[], env: NodeJS.ProcessEnv = {}, [file, ...first]: Program = program(), cwd = HERE) {
+  const child = spawn(file, [...first, ...args], { cwd, env: { PATH: process.env.PATH, ...env } });
   tellWarden('+', child.pid);
   child.once('exit', () => tellWarden('-', child.pid));
   let output = '';
@@ -198,6 +198,26 @@ export async function runProcess(args: string[], { env, input = '', program }: H
   child.stdin.end(input);
   const [stdout, stderr] = await Promise.all([readText(child.stdout), readText(child.stderr)]);
   return { code: (await ended)[0] as number, stdout, stderr };
+}
+
+export const isRoot = process.getuid?.() === 0;
+
+export const NOBODY = 65_534;
+
+/** Runs a command line as a user who is not root, once the program is loaded: they may not have access to the runtime. */
+export async function runAsNobody(t: TestContext, args: string[], env: NodeJS.ProcessEnv = {}) {
+  const runner = script(
+    t,
+    `import process from 'node:process';
+    import { run } from ${JSON.stringify(String(pathToFileURL(program().at(-1)!)))};
+    const { PATH, ...env } = process.env;
+    if (${isRoot}) { process.setgroups?.([]); process.setgid(${NOBODY}); process.setuid(${NOBODY}); }
+    const { code, stdout, stderr } = await run(process.argv.slice(2), env, () => Buffer.alloc(0));
+    process.stdout.write(stdout);
+    process.stderr.write(stderr);
+    process.exitCode = code;`,
+  );
+  return await runProcess(args, { env, program: runner });
 }
 
 /** Runs a command line that terminates, in this process. */

@@ -330,6 +330,6 @@ test(NO_MESSAGE, async (t) => {
   writeFileSync(file, JSON.stringify({ [OTHER]: 1, tokens: { [OTHER]: { methods: [OTHER] } } }));
   process.kill(child.pid!, 'SIGHUP');
   await until(() => output().includes('reload failed'));
-  assert.match(output(), /the configuration\[0\]: is not a setting; tokens\[0\]: needs /);
+  assert.match(output(), /the configuration\[0\]: is not a setting; there are .*; tokens\[0\]: needs /);
   assert.doesNotMatch(output(), SECRETS);
 });
