@@ -1819,7 +1819,7 @@ async function handle(exchange: Exchange, isUpgrade: boolean) {
   try {
     // First: a health check is answered even during a shutdown. It needs no token, so the response reveals nothing
     // about the backend, the version or the tokens.
-    if ((req.method === 'GET' || req.method === 'HEAD') && req.url === '/healthz') {
+    if ((req.method === 'GET' || req.method === 'HEAD') && /^\/healthz(?:\?|$)/.test(req.url ?? '')) {
       exchange.route = '/healthz';
       return respondText(exchange, 'ok\n', 'text/plain');
     }
