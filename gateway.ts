@@ -4055,6 +4055,8 @@ async function relay(exchange: Exchange, content: Content, isUpgrade: boolean) {
       return openTunnel(exchange, headers, takeSocket(), incoming.socket);
     }
     exchange.respond(incoming.statusCode!, headers, undefined, incoming.statusMessage);
+    // A stream may have its first byte long after its head. A body that came with the head is written with it, at once.
+    if (length > 0 && incoming.readableLength === 0 && !incoming.complete) exchange.res.flushHeaders();
     await relayBody(exchange, incoming, length);
     // The end must be read, or the connection is not reused.
     incoming.removeAllListeners('readable').resume();
