@@ -2362,7 +2362,7 @@ function refusalOfBrowser({ anonymous, cors, trustedProxies }: Rules, { req, cre
   const { headers, socket } = req;
   if (!anonymous && credential?.method !== 'basic') return undefined;
   // A trusted proxy answers for the name by which it is reached.
-  const isProxied = trustedProxies && addressAllowed(trustedProxies, normalizeAddress(socket.remoteAddress));
+  const isProxied = isTrustedProxy(rules, socket);
   // Attack: in Firefox and Safari, a script of a rebound name can choose its User-Agent.
   if (anonymous && !isProxied && !isLocalName(headers.host ?? '', cors)) {
     return withDetail(
@@ -4875,7 +4875,7 @@ async function endResponse({ core, req, res, lastPart, stage, token, rules, byte
   if (hasBody(req) && !req.complete && !res.destroyed) {
     res.flushHeaders(); // of a response without a body too
     if (lastPart) res.write(lastPart);
-    await dropRest(core, req, (token ? rules['limits.body'] : HEAD_LIMIT_BYTES) - bytesIn);
+    await dropRest(core, req, restLimitBytes(rules, req.socket, token) - bytesIn);
     res.end();
   } else {
     req.resume(); // on Bun, an unread body would keep the connection from its next request
@@ -4890,7 +4890,15 @@ async function endResponse({ core, req, res, lastPart, stage, token, rules, byte
 /** Ends a socket that node:http no longer serves. What its client still sends is read and discarded. */
 function endSocket(core: Core, socket: Socket, last = '') {
   socket.end(last);
-  void dropRest(core, socket, HEAD_LIMIT_BYTES).then(() => socket.destroy());
+  void dropRest(core, socket, restLimitBytes(core.rules, socket)).then(() => socket.destroy());
+}
+
+/**
+ * How much is read of a refused body. Of a stranger's it is little, but some proxies (Apache, Varnish, tinyproxy) write
+ * the whole body before they read the response. If they cannot, their client gets a 502 or 503 of theirs, or none.
+ */
+function restLimitBytes(rules: Rules, peer: Socket, token?: Token) {
+  return token || isTrustedProxy(rules, peer) ? rules['limits.body'] : HEAD_LIMIT_BYTES;
 }
 
 /**
@@ -4937,6 +4945,11 @@ function clientAddress(req: IncomingMessage, trusted?: AddressList) {
     address = claimed;
   }
   return address;
+}
+
+/** Whether the peer of a connection is on `trustedProxies`, whatever its requests say. */
+function isTrustedProxy({ trustedProxies }: Rules, peer: Socket) {
+  return trustedProxies !== undefined && addressAllowed(trustedProxies, normalizeAddress(peer.remoteAddress));
 }
 
 /** Whether a list contains an address. An absent list contains every address. */
