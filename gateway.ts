@@ -295,7 +295,7 @@ interface GatewayOptions {
   connectTimeoutMs?: number;
   /**
    * How long a refused client may be silent before its connection is closed; also how long one half of a WebSocket
-   * outlives the other.
+   * outlives the other, and after which time a connection counts as idle where connections are scarce.
    * @default 2000, or a quarter of `stallTimeoutMs` if that is less
    */
   lingerMs?: number;
@@ -560,6 +560,12 @@ const STALL_TIMEOUT_MS = 30_000;
 /** How much of its body a client must send in each STALL_TIMEOUT_MS, so that it cannot send single bytes for days. */
 const PACE_BYTES = 30 * 1024;
 
+/**
+ * How long a connection is kept between two requests. A request that meets the close is lost, so it is longer than
+ * proxies and clients keep theirs: aiohttp 15 s, nginx 60 s, Go 90 s, Caddy 120 s. node:http adds a second.
+ */
+const KEEP_ALIVE_TIMEOUT_MS = 125_000;
+
 /** The maximum number of header fields. Each costs time at every step; real clients send fewer than twenty. */
 const HEADERS_LIMIT = 200;
 
@@ -595,7 +601,8 @@ const HEAD_LIMIT_BYTES = 64 * 1024;
 
 /**
  * How long a refused client may be silent before its connection is closed; also how long one half of a WebSocket
- * outlives the other. Also an option of `createGateway`.
+ * outlives the other, and after which time a connection counts as idle where connections are scarce. Also an option of
+ * `createGateway`.
  */
 const LINGER_MS = 2000;
 
@@ -1181,6 +1188,7 @@ function createServer(settings: AtStart, headersTimeout: number): Gateway['serve
     headersTimeout,
     handshakeTimeout: headersTimeout, // TLS
     connectionsCheckingInterval: Math.min(1000, headersTimeout), // the default of 30 s would make 10 s mean 40
+    keepAliveTimeout: KEEP_ALIVE_TIMEOUT_MS,
     requestTimeout: 0, // RequestBody has a limit for slow uploads
     requireHostHeader: false, // checkHead refuses a request without Host, with a JSON body
     shouldUpgradeCallback: isWebSocket,
@@ -1316,6 +1324,8 @@ class Connection {
   token: string | undefined;
   /** The unfinished responses, in the order of their requests. */
   readonly due: ServerResponse[] = [];
+  /** When its last response ended, by performance.now(). A connection is not idle before its first. */
+  respondedMs = Infinity;
   /** Only ever set to true. */
   isClosing = false;
 }
@@ -1334,19 +1344,36 @@ function connectionOf({ connections }: Core, speaker: Socket) {
 }
 
 /**
- * Registers a new connection. At the limit the new one is accepted, and the one that has gone longest without a valid
- * token is closed. Otherwise idle connections, which cost an attacker nothing, would lock all clients out. There is
- * always one to close, because the new connection has no token yet.
+ * Registers a new connection. At the limit the new one is accepted, and another one is closed. Otherwise idle
+ * connections, which cost an attacker nothing, would lock all clients out.
  */
 function watchConnection(core: Core, socket: Socket) {
   // UNTIL Bun shows a connection before its first byte: Bun 1.4 counts it only from that byte on.
   const { connections, server } = core;
   connectionOf(core, socket).speaker = 'setSecureContext' in server ? undefined : socket; // see `secureConnection`
   if (connections.size <= core.atStart['limits.connections']) return;
-  const [evicted] = [...connections].find(([, { token }]) => !token)!;
+  const evicted = mostDispensable(core);
   connections.delete(evicted);
   evicted.destroy();
   warnRarely(core, 'limits.connections is reached: unauthenticated connections are closed for new ones');
+}
+
+/**
+ * The connection that is closed for a new one: of those that are idle, or else of all that serve no token, the one that
+ * has gone longest without a valid token. There is always one, because the new connection has no token yet.
+ *
+ * Attack: a stranger who holds many connections by slow requests could close an idle one by each new connection, and
+ * the message that its client is just writing would be lost. So a connection is not idle as soon as it has responded.
+ */
+function mostDispensable({ connections, lingerMs }: Core) {
+  const idleSinceMs = performance.now() - lingerMs;
+  let first: Socket | undefined;
+  for (const [socket, { token, due, respondedMs }] of connections) {
+    if (token) continue;
+    if (due.length === 0 && respondedMs < idleSinceMs) return socket;
+    first ??= socket;
+  }
+  return first!;
 }
 
 /**
@@ -1364,6 +1391,7 @@ async function handleInTurn(core: Core, res: ServerResponse, isUpgrade: boolean)
   if (due.push(res) > PIPELINE_LIMIT) return void socket.destroy();
   res.on('close', () => {
     due.splice(due.indexOf(res), 1);
+    connection.respondedMs = performance.now();
     // During a shutdown, an idle connection that its client keeps open would delay the exit until the deadline.
     if (core.draining) core.server.closeIdleConnections();
   });
@@ -2358,7 +2386,8 @@ function respondToPreflight(exchange: Exchange) {
  * The browser's own pages are no exception: any page can have an address prefetched, or redirect a typed one, which
  * looks like a person. A page of the gateway's own could be an attachment.
  */
-function refusalOfBrowser({ anonymous, cors, trustedProxies }: Rules, { req, credential }: Exchange) {
+function refusalOfBrowser(rules: Rules, { req, credential }: Exchange) {
+  const { anonymous, cors } = rules;
   const { headers, socket } = req;
   if (!anonymous && credential?.method !== 'basic') return undefined;
   // A trusted proxy answers for the name by which it is reached.
