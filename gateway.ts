@@ -299,7 +299,7 @@ interface GatewayOptions {
   connectTimeoutMs?: number;
   /**
    * How long a refused client may be silent before its connection is closed; also how long one half of a WebSocket
-   * outlives the other.
+   * outlives the other, and after which time a connection counts as idle where connections are scarce.
    * @default 2000, or a quarter of `stallTimeoutMs` if that is less
    */
   lingerMs?: number;
@@ -499,6 +499,12 @@ const STALL_TIMEOUT_MS = 30_000;
 /** How much of its body a client must send in each STALL_TIMEOUT_MS, so that it cannot send single bytes for days. */
 const PACE_BYTES = 30 * 1024;
 
+/**
+ * How long a connection is kept between two requests. A request that meets the close is lost, so it is longer than
+ * proxies and clients keep theirs: aiohttp 15 s, nginx 60 s, Go 90 s, Caddy 120 s. node:http adds a second.
+ */
+const KEEP_ALIVE_TIMEOUT_MS = 125_000;
+
 /** The maximum number of header fields. Each costs time at every step; real clients send fewer than twenty. */
 const HEADERS_LIMIT = 200;
 
@@ -534,7 +540,8 @@ const HEAD_LIMIT_BYTES = 64 * 1024;
 
 /**
  * How long a refused client may be silent before its connection is closed; also how long one half of a WebSocket
- * outlives the other. Also an option of `createGateway`.
+ * outlives the other, and after which time a connection counts as idle where connections are scarce. Also an option of
+ * `createGateway`.
  */
 const LINGER_MS = 2000;
 
@@ -1130,6 +1137,7 @@ function createServer(settings: AtStart, headersTimeout: number): Gateway['serve
     headersTimeout,
     handshakeTimeout: headersTimeout, // TLS
     connectionsCheckingInterval: Math.min(1000, headersTimeout), // the default of 30 s would make 10 s mean 40
+    keepAliveTimeout: KEEP_ALIVE_TIMEOUT_MS,
     requestTimeout: 0, // RequestBody has a limit for slow uploads
     requireHostHeader: false, // checkHead refuses a request without Host, with a JSON body
     shouldUpgradeCallback: isWebSocket,
@@ -1265,6 +1273,8 @@ class Connection {
   token: string | undefined;
   /** The unfinished responses, in the order of their requests. */
   readonly due: ServerResponse[] = [];
+  /** When its last response ended, by performance.now(). A connection is not idle before its first. */
+  respondedMs = Infinity;
   /** Only ever set to true. */
   isClosing = false;
 }
@@ -1283,18 +1293,35 @@ function connectionOf({ connections }: Core, speaker: Socket) {
 }
 
 /**
- * Registers a new connection. At the limit the new one is accepted, and the one that has gone longest without a valid
- * token is closed. Otherwise idle connections, which cost an attacker nothing, would lock all clients out. There is
- * always one to close, because the new connection has no token yet.
+ * Registers a new connection. At the limit the new one is accepted, and another one is closed. Otherwise idle
+ * connections, which cost an attacker nothing, would lock all clients out.
  */
 function watchConnection(core: Core, socket: Socket) {
   const { connections, server } = core;
   connectionOf(core, socket).speaker = 'setSecureContext' in server ? undefined : socket; // see `secureConnection`
   if (connections.size <= core.atStart['limits.connections']) return;
-  const [evicted] = [...connections].find(([, { token }]) => !token)!;
+  const evicted = mostDispensable(core);
   connections.delete(evicted);
   evicted.destroy();
   warnRarely(core, 'limits.connections is reached: unauthenticated connections are closed for new ones');
+}
+
+/**
+ * The connection that is closed for a new one: of those that are idle, or else of all that serve no token, the one that
+ * has gone longest without a valid token. There is always one, because the new connection has no token yet.
+ *
+ * Attack: a stranger who holds many connections by slow requests could close an idle one by each new connection, and
+ * the message that its client is just writing would be lost. So a connection is not idle as soon as it has responded.
+ */
+function mostDispensable({ connections, lingerMs }: Core) {
+  const idleSinceMs = performance.now() - lingerMs;
+  let first: Socket | undefined;
+  for (const [socket, { token, due, respondedMs }] of connections) {
+    if (token) continue;
+    if (due.length === 0 && respondedMs < idleSinceMs) return socket;
+    first ??= socket;
+  }
+  return first!;
 }
 
 /**
@@ -1312,6 +1339,7 @@ async function handleInTurn(core: Core, res: ServerResponse, isUpgrade: boolean)
   if (due.push(res) > PIPELINE_LIMIT) return void socket.destroy();
   res.on('close', () => {
     due.splice(due.indexOf(res), 1);
+    connection.respondedMs = performance.now();
     // During a shutdown, an idle connection that its client keeps open would delay the exit until the deadline.
     if (core.draining) core.server.closeIdleConnections();
   });
@@ -1795,7 +1823,7 @@ async function handle(exchange: Exchange, isUpgrade: boolean) {
   try {
     // First: a health check is answered even during a shutdown. It needs no token, so the response reveals nothing
     // about the backend, the version or the tokens.
-    if ((req.method === 'GET' || req.method === 'HEAD') && req.url === '/healthz') {
+    if ((req.method === 'GET' || req.method === 'HEAD') && /^\/healthz(?:\?|$)/.test(req.url ?? '')) {
       exchange.route = '/healthz';
       return respondText(exchange, 'ok\n', 'text/plain');
     }
@@ -2374,11 +2402,12 @@ function respondToPreflight(exchange: Exchange) {
  * The browser's own pages are no exception: any page can have an address prefetched, or redirect a typed one, which
  * looks like a person. A page of the gateway's own could be an attachment.
  */
-function refusalOfBrowser({ anonymous, cors, trustedProxies }: Rules, { req, credential }: Exchange) {
+function refusalOfBrowser(rules: Rules, { req, credential }: Exchange) {
+  const { anonymous, cors } = rules;
   const { headers, socket } = req;
   if (!anonymous && credential?.method !== 'basic') return undefined;
   // A trusted proxy answers for the name by which it is reached.
-  const isProxied = trustedProxies && addressAllowed(trustedProxies, normalizeAddress(socket.remoteAddress));
+  const isProxied = isTrustedProxy(rules, socket);
   // Attack: in Firefox and Safari, a script of a rebound name can choose its User-Agent.
   if (anonymous && !isProxied && !isLocalName(headers.host ?? '', cors)) {
     return withDetail(
@@ -4161,6 +4190,8 @@ async function relay(exchange: Exchange, content: Content, isUpgrade: boolean) {
       return openTunnel(exchange, headers, takeSocket(), incoming.socket);
     }
     exchange.respond(incoming.statusCode!, headers, undefined, incoming.statusMessage);
+    // A stream may have its first byte long after its head. A body that came with the head is written with it, at once.
+    if (length > 0 && incoming.readableLength === 0 && !incoming.complete) exchange.res.flushHeaders();
     await relayBody(exchange, incoming, length);
     // The end must be read, or the connection is not reused.
     incoming.removeAllListeners('readable').resume();
@@ -4980,7 +5011,7 @@ async function endResponse({ core, req, res, lastPart, stage, token, rules, byte
   if (hasBody(req) && !req.complete && !res.destroyed) {
     res.flushHeaders(); // of a response without a body too
     if (lastPart) res.write(lastPart);
-    await dropRest(core, req, (token ? rules['limits.body'] : HEAD_LIMIT_BYTES) - bytesIn);
+    await dropRest(core, req, restLimitBytes(rules, req.socket, token) - bytesIn);
     res.end();
   } else {
     res.end(lastPart);
@@ -4994,7 +5025,15 @@ async function endResponse({ core, req, res, lastPart, stage, token, rules, byte
 /** Ends a socket that node:http no longer serves. What its client still sends is read and discarded. */
 function endSocket(core: Core, socket: Socket, last = '') {
   socket.end(last);
-  void dropRest(core, socket, HEAD_LIMIT_BYTES).then(() => socket.destroy());
+  void dropRest(core, socket, restLimitBytes(core.rules, socket)).then(() => socket.destroy());
+}
+
+/**
+ * How much is read of a refused body. Of a stranger's it is little, but some proxies (Apache, Varnish, tinyproxy) write
+ * the whole body before they read the response. If they cannot, their client gets a 502 or 503 of theirs, or none.
+ */
+function restLimitBytes(rules: Rules, peer: Socket, token?: Token) {
+  return token || isTrustedProxy(rules, peer) ? rules['limits.body'] : HEAD_LIMIT_BYTES;
 }
 
 /**
@@ -5041,6 +5080,11 @@ function clientAddress(req: IncomingMessage, trusted?: AddressList) {
     address = claimed;
   }
   return address;
+}
+
+/** Whether the peer of a connection is on `trustedProxies`, whatever its requests say. */
+function isTrustedProxy({ trustedProxies }: Rules, peer: Socket) {
+  return trustedProxies !== undefined && addressAllowed(trustedProxies, normalizeAddress(peer.remoteAddress));
 }
 
 /** Whether a list contains an address. An absent list contains every address. */

@@ -3,14 +3,24 @@ import http from 'node:http';
 import net, { type AddressInfo } from 'node:net';
 import { suite } from 'node:test';
 import { outcomeOf, statusOf } from './answers.ts';
-import { assert, closed, linesOf, requests, until } from './assertions.ts';
+import { assert, closed, linesOf, pass, requests, until } from './assertions.ts';
 import { ask, type Connection, open, statusesOf, untilServed } from './client.ts';
 import { tokens } from './configs.ts';
-import { SIDE_BY_SIDE, test } from './guard.ts';
+import { SIDE_BY_SIDE, test, type TestContext } from './guard.ts';
 import { bytesOf } from './rows.ts';
 import { ABOUT, AS_OTHER, BEARER, HEALTH, HELLO, OTHER, post, RECEIVE, SECRET, SEND } from './samples.ts';
-import { startBoth, startGateway, startHolding } from './start.ts';
+import { type Gateway, PATIENT_MS, startBoth, startGateway, startHolding } from './start.ts';
 import { RECEIVING, startUpgradeBackend } from './websocket.ts';
+
+/** Opens a connection that sends this, and waits until the gateway has read it and responded, if it is whole. */
+async function opened(t: TestContext, gateway: Gateway, bytes: string): Promise<Connection> {
+  const accepted = once(gateway.server, 'connection') as Promise<[net.Socket]>;
+  const connection = open(t, gateway, bytes);
+  const [served] = await accepted;
+  const isWhole = bytes.includes('\r\n\r\n');
+  await until(() => isWhole ? connection.text().includes('\r\n\r\n') : served.bytesRead > 0 || served.destroyed);
+  return connection;
+}
 
 suite('limits', SIDE_BY_SIDE, () => { // A thousand idle connections, which cost one client nothing, locked out all others.
   test('connections that come in one turn of the event loop are no more than limits.connections', async (t) => {
@@ -71,6 +81,52 @@ suite('limits', SIDE_BY_SIDE, () => { // A thousand idle connections, which cost
       'the response of the connection that is served',
     );
     assert.deepEqual(linesOf(gateway, /^limits.connections is reached/).map((line) => line.level), ['warn']);
+  });
+
+  /** The head of a request that does not end. */
+  const BEGUN = ABOUT.slice(0, -2);
+
+  test('at limits.connections an idle connection is closed before one whose request is still coming, however old that is', async (t) => {
+    const { gateway } = await startBoth(t, { limits: { connections: 4 } }, { lingerMs: 50 });
+    const slow = await opened(t, gateway, BEGUN);
+    const known = await opened(t, gateway, ABOUT);
+    const refused = await opened(t, gateway, ABOUT.replace(SECRET, OTHER));
+    const last = await opened(t, gateway, ABOUT);
+    await pass(200);
+    await opened(t, gateway, HEALTH);
+    await closed(known.socket, 'the close of the one that has been idle for longest');
+    await opened(t, gateway, ABOUT);
+    await closed(refused.socket, 'the close of the next one, which had no token');
+    slow.socket.write('\r\n');
+    await until(() => statusOf(slow.text()) === 200, 'the response to the request that came slowly');
+    assert.ok(!last.socket.destroyed, 'a third one was closed');
+  });
+
+  // Such a stranger could close each connection between two sends of its client, by one new connection.
+  test('attack: hold all connections by requests that do not end, and open more: one that has just responded is not closed', async (t) => {
+    const { backend, gateway } = await startBoth(t, { limits: { connections: 4 } }, { lingerMs: PATIENT_MS });
+    const strangers = [];
+    for (let i = 0; i < 3; i++) strangers.push(await opened(t, gateway, BEGUN.replace(SECRET, OTHER)));
+    const client = await opened(t, gateway, SEND);
+    for (let sent = 1; sent < 4; sent++) {
+      strangers.push(await opened(t, gateway, BEGUN.replace(SECRET, OTHER)));
+      await closed(strangers[sent - 1]!.socket);
+      client.socket.write(SEND);
+      await until(() => client.text().split('HTTP/1.1 201').length === sent + 2, 'the response to the next send');
+    }
+    assert.equal(backend.sent.length, 4);
+  });
+
+  test('attack: keep idle connections, more than limits.connections: every new client is served, and so is one that sends again', async (t) => {
+    const { backend, gateway } = await startBoth(t, { limits: { connections: 20 } });
+    const client = await opened(t, gateway, SEND);
+    for (let round = 1; round <= 5; round++) {
+      for (let i = 0; i < 15; i++) await opened(t, gateway, i % 2 === 0 ? HEALTH : ABOUT.replace(SECRET, OTHER));
+      assert.equal((await ask(gateway, { body: HELLO, headers: BEARER })).status, 201);
+      client.socket.write(SEND);
+      await until(() => client.text().split('HTTP/1.1 201').length === round + 2, 'the response to the next send');
+    }
+    assert.equal(backend.sent.length, 11);
   });
 
   // Before Node 24.9 each left a listener behind, so an unauthenticated client could fill the memory with one

@@ -331,6 +331,7 @@ suite('pages', SIDE_BY_SIDE, () => {
     HEADERS_TIMEOUT_MS: "time for a request's headers",
     HEADERS_LIMIT: 'header fields of a request',
     PACE_BYTES: 'what must arrive of a body',
+    KEEP_ALIVE_TIMEOUT_MS: 'time between two requests of a connection',
     STALL_TIMEOUT_MS: 'time for the whole body of an unauthenticated client',
     HEAD_LIMIT_BYTES: 'checked before the backend is contacted',
     PAYLOAD_LIMIT_BYTES: 'a body for a token with `defaults`',

@@ -295,6 +295,70 @@ suite('relay', SIDE_BY_SIDE, () => {
     assert.equal(await statusFor(upload), 200);
   });
 
+  // An event stream has its first byte with its first event. signal-cli sends one after 15 s, and clients wait for 10 s.
+  test('the head of a response goes out when the backend has sent it, before the first byte of the body', async (t) => {
+    const framings = [
+      ['Content-Length: 6', 'a\n', 'b\n\n\n'],
+      ['Transfer-Encoding: chunked', '2\r\na\n\r\n', '4\r\nb\n\n\n\r\n0\r\n\r\n'],
+      ['Connection: close', 'a\n', 'b\n\n\n'],
+    ] as const;
+    for (const [framing, first, rest] of framings) {
+      const { backend, gateway } = await startRaw(t, (socket) => {
+        socket.write(`HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n${framing}\r\n\r\n`);
+      });
+      for (const version of ['1.1', '1.0']) {
+        const { socket, text } = open(t, gateway, ABOUT.replace('HTTP/1.1', `HTTP/${version}`));
+        const bodyOf = (): string => text().replace(/^[^]*?\r\n\r\n/, '').replace(/\r\n|\b\d\b/g, '');
+        await until(() => text().endsWith('\r\n\r\n'), `the head, with ${framing}`);
+        assert.match(text(), /^HTTP\/1\.1 200 OK\r\n[^]*^Content-Type: text\/event-stream\r$/m);
+        const served = backend.sockets.at(-1)!;
+        served.write(first);
+        await until(() => bodyOf() === 'a\n');
+        if (framing.startsWith('Connection')) served.end(rest);
+        else served.write(rest);
+        await until(() => bodyOf() === 'a\nb\n\n\n');
+        socket.destroy();
+      }
+    }
+  });
+
+  test('a response is one write if its head and body come together, or if it has no body', async (t) => {
+    const chunked = 'HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n';
+    const responses = {
+      'of a send': SENT,
+      'in chunks': `${chunked}2\r\n{}\r\n0\r\n\r\n`,
+      'with no chunk': `${chunked}0\r\n\r\n`,
+      'of length 0': SENT.replace('2\r\n\r\n{}', '0\r\n\r\n'),
+      '204': 'HTTP/1.1 204 No Content\r\n\r\n',
+      '304 with the length of another': SENT.replace('201 Created', '304 Not Modified').replace('{}', ''),
+      'refused': SENT.replace('201 Created\r\n', '302 Found\r\nLocation: /\r\n'),
+    };
+    let response = '';
+    const { gateway } = await startRaw(t, (socket) => void socket.write(response));
+    for (const [what, bytes] of Object.entries(responses)) {
+      response = bytes;
+      for (const version of ['1.1', '1.0']) {
+        const request = what === 'of a send' ? SEND : ABOUT;
+        const accepted = once(gateway.server, 'connection') as Promise<[net.Socket]>;
+        const { socket, text } = open(t, gateway);
+        const [served] = await accepted;
+        let writes = 0;
+        for (const method of ['_write', '_writev'] as const) {
+          const write = served[method]!.bind(served) as (...args: unknown[]) => void;
+          served[method] = (...args: unknown[]) => {
+            writes++;
+            write(...args);
+          };
+        }
+        socket.write(request.replace('HTTP/1.1\r\n', `HTTP/${version}\r\nConnection: close\r\n`));
+        await closed(socket);
+        // Deno 2.9 writes a response without a body by itself.
+        assert.ok(writes === 1 || (isDeno && writes === 0), `${writes} writes ${what} to HTTP/${version}: ${text()}`);
+        assert.equal(statusOf(text()), what === 'refused' ? 502 : Number(bytes.slice(9, 12)), what);
+      }
+    }
+  });
+
   test('the backend is not left with half a request if it responds before it has the whole upload', async (t) => {
     const backend = await startBackend(t, (_, res) => void res.writeHead(400, { 'Content-Length': 2 }).end('no'));
     backend.server.keepAliveTimeout = 0; // it does not close the connection itself

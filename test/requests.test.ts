@@ -60,6 +60,10 @@ suite('requests', SIDE_BY_SIDE, () => {
     const path = '/healthz';
     const others = await statusesOf(gateway, { path, method: 'HEAD' }, { path: `${path}/` }, { path, body: '{}' });
     assert.deepEqual(others, [200, 403, 403]);
+    // Uptime Kuma can add a parameter that no cache has seen.
+    const [busted, empty] = [`${path}?uptime_kuma_cachebuster=0.5`, `${path}?`];
+    const asked = [{ path: busted }, { path: busted, method: 'HEAD' }, { path: empty }, { path: busted, body: '{}' }];
+    assert.deepEqual(await statusesOf(gateway, ...asked, { path: `${path}x?` }), [200, 200, 200, 403, 403]);
     assert.deepEqual(
       requests(gateway).slice(0, 2).map(({ bytesOut }) => bytesOut),
       [3, 0],

@@ -221,6 +221,16 @@ test(
   },
 );
 
+test('a thousand idle connections take about 10 MiB, and no more than 30', { skip: noProc }, async (t) => {
+  const gateway = await startProcess(t, { backend: await startBackend(t) });
+  for (let i = 0; i < 2000; i++) await ask(gateway, { path: '/healthz' }); // so that the process has grown before
+  const before = memoryOf(gateway, 'VmRSS');
+  for (let i = 0; i < 1000; i++) await once(open(t, gateway, HEALTH).socket, 'data');
+  const grown = Math.round((memoryOf(gateway, 'VmRSS') - before) / MIB);
+  t.diagnostic(`grown by ${grown} MiB`);
+  assert.ok(grown <= 30, `${grown} MiB`);
+});
+
 test(
   'a gateway serves requests during and after a thousand idle connections and slow uploads',
   { skip: noProc },
