@@ -28,9 +28,9 @@
  * Exit codes: 0 success; 1 a failure while running (the port is in use, the backend is down, `render` refuses the
  * payload); 2 invalid usage or configuration.
  *
- * Contents. The first five sections hold types and tables that all others use. From GATEWAY to READERS a section calls
- * only functions of sections below it. Two things are used from everywhere: the methods of `Exchange`, and the scanner
- * of bodies, which reads configuration files too. The commands come last and may call everything.
+ * Contents. The first five sections hold types and tables that all others use. From GATEWAY on, a section calls mostly
+ * what is below it; the request's way through them is the function `handle`. The commands come last: they use
+ * everything, and nothing above uses them.
  *   PUBLIC TYPES · SETTINGS · FIXED LIMITS · PROBLEMS · ROUTES · GATEWAY · PIPELINE · TARGET · CREDENTIALS · ORIGINS ·
  *   ENDPOINTS · RATE · METRICS · REQUEST BODY · MESSAGES · TEMPLATES · POLICY · BODY SCAN · RELAY · GATE AND SLOTS ·
  *   CONNECT · WEBSOCKETS · READING · RESPONSES · ADDRESSES · LOG · LOADING · READERS · DEMO · ADD AND TEST ·
@@ -462,8 +462,9 @@ type Settings =
 const START_ONLY = ['listen', 'limits.connections', 'log.level', 'log.format'] as const;
 
 /**
- * The settings that the server, the port and the log use, as they were at the start. The type `Rules` omits them, so no
- * check can use a newer value, and code that creates the server from any other setting does not compile.
+ * The settings that the server, the port and the log use, as they were at the start. `Rules` lacks them, so a check
+ * cannot read a value that a reload has changed but the server has not. Code that creates the server from any other
+ * setting does not compile.
  */
 type AtStart = Pick<Settings, (typeof START_ONLY)[number] | 'tls.cert' | 'tls.key'>;
 
@@ -598,7 +599,7 @@ const RETRY_PAUSE_LIMIT_MS = 1000;
  */
 const IDLE_TIMEOUT_MS = 4000;
 
-/** The smallest chunk for which `collectSoon` runs. */
+/** The smallest chunk for which `nudgeGarbageCollector` runs. */
 const COLLECT_FROM_BYTES = 4096;
 
 /** The `Retry-After` of 503 `busy`. A guess: a backend takes 10 to 20 seconds to restart. */
@@ -839,7 +840,7 @@ class Mistakes {
   }
 
   /** Returns the value, or throws. @throws {ConfigError} if any mistake was collected. */
-  end<T>(value: T) {
+  valueOrThrow<T>(value: T) {
     if (this.found.length > 0) throw new ConfigError(this.found);
     return value;
   }
@@ -1062,7 +1063,7 @@ type Core = ReturnType<typeof makeCore>;
 function createGateway(config: GatewayConfig, options: GatewayOptions = {}): Gateway {
   const settings = embeddedSettings(config, options);
   const core = makeCore(settings, makeRules(settings), options);
-  // Without `core`, so that a program that prints its gateway does not show the secrets.
+  // Closures instead of a field `core`: console.log(gateway) must not print secrets.
   return {
     server: core.server,
     listen: () => startListening(core),
@@ -1099,8 +1100,8 @@ function makeCore(settings: AtStart, rules: Rules, options: GatewayOptions) {
     slotTimeoutMs,
     connectTimeoutMs,
     lingerMs,
-    // Four limiters, because each drops its least recently used key. Unauthenticated clients can fill the second and
-    // the third with addresses. In a shared limiter, that would reset the rate of a token, or the limit of its lines.
+    // A limiter drops its least recently used keys. So what strangers can fill, with addresses, never shares one with
+    // what they must not reset, such as a token's rate.
     /** Counts requests per token name, and the few kinds of warnings. No token's name contains a space. */
     rateLimiter: new RateLimiter(),
     /** Counts wrong credentials per address. */
@@ -1397,10 +1398,10 @@ type UnparsedError = NodeJS.ErrnoException & { rawPacket?: Buffer };
 
 /** Reads and discards what else arrives, and closes the connection when its client does. */
 function discardInput(socket: Socket) {
-  // UNTIL Deno does not share the parser of a refused connection: Deno 2.9 reuses it for another connection, also after
-  // a timeout, and feeds it the bytes and the end of this one (tests "garbage sent byte by byte" and "the end of a
-  // refused connection"). Deno 2.9.6 also repeats the time-out of a request that another one precedes, each second, and
-  // adds a listener for errors each time, hence its warning of 11 error listeners.
+  // On every runtime this runs again for each piece of what follows, so the listeners of an earlier run are removed.
+  // UNTIL Deno does not share the parser of a refused connection: its listeners are removed too, because Deno 2.9
+  // reuses the parser for another connection, also after a timeout, and feeds it the bytes and the end of this one
+  // (tests "garbage sent byte by byte" and "the end of a refused connection").
   socket.removeAllListeners('data').removeAllListeners('end').once('end', destroyThis).resume();
 }
 
@@ -2218,8 +2219,8 @@ interface Credential {
 
 /**
  * A token with all its settings, including inherited ones. Only the digest of its secret is kept. `expires` is Infinity
- * for never, and is checked at every request, so no reload is needed. A token without `senders` may use every account;
- * one without `recipients` may send to everyone.
+ * for never, and is checked at every request, so no reload is needed. A list that is
+ * undefined means no limit, also after the defaults and the top level were applied. An empty one cannot occur.
  */
 type Token =
   & Omit<TokenSettings, 'senders' | 'recipients'>
@@ -2482,7 +2483,7 @@ function refusalOfEndpoint(token: Token, target: Target, client?: string) {
   if (senders && account !== undefined && !senders.has(account)) return new Problem('sender_not_allowed');
   // A route without an account shows the data of all accounts, such as all attachments, so a pattern must name it.
   const showsAll = account === undefined && !declares(route, 'no-account');
-  if (senders && showsAll && grant !== 'named') {
+  if (senders && showsAll && grant !== 'explicit') {
     return withDetail(
       'endpoint_not_allowed',
       `This endpoint shows the data of all accounts, and this token may not use all of them: only "${
@@ -2494,7 +2495,7 @@ function refusalOfEndpoint(token: Token, target: Target, client?: string) {
   // A new member, or a link to join, opens the group to persons who are not among the recipients, so a pattern must
   // name the route.
   const isGroupChange = method !== 'GET' && !declares(route, 'same-members');
-  if (recipients && isGroupChange && grant !== 'named') {
+  if (recipients && isGroupChange && grant !== 'explicit') {
     return withDetail(
       'endpoint_not_allowed',
       `This endpoint can let others into a group, and this token may not send to everyone: only "${
@@ -2515,20 +2516,22 @@ function refusalOfEndpoint(token: Token, target: Target, client?: string) {
 }
 
 /**
- * Whether a token's allowlist opens a target. The target is `named` if a pattern spells out its first two segments, and
- * `covered` if only a group or a wildcard opens it. `GET /v1/search/*` names /v1/search/+4915; `GET /v1/*` covers it.
+ * Whether a token's allowlist opens a target: `explicit` if a pattern spells out its first two segments, and `implied`
+ * if only a group or a wildcard opens it. For /v1/search/+4915, `GET /v1/search/*` is explicit, and `GET /v1/*` is not.
  */
 function findGrant(token: Token, target: Target) {
   const { written, groups, patterns } = token.allow;
   const { segments, route } = target;
   // Only its own pattern opens a send by GET, because `GET *` is meant to allow reads. The same holds for the metrics.
-  if (target.isSendByGet) return buildsMessages(token) && written.includes('GET /v2/send') ? 'named' : undefined;
-  if (route === METRICS_ROUTE) return groups.has('metrics') || written.includes('GET /metrics') ? 'named' : undefined;
+  if (target.isSendByGet) return buildsMessages(token) && written.includes('GET /v2/send') ? 'explicit' : undefined;
+  if (route === METRICS_ROUTE) {
+    return groups.has('metrics') || written.includes('GET /metrics') ? 'explicit' : undefined;
+  }
   const matches = patterns.filter((pattern) => patternMatches(pattern, target));
-  if (matches.some(({ parts }) => prefixSegments(parts).every(isLiteral))) return 'named';
-  if (route && groups.has(route.group)) return 'covered';
+  if (matches.some(({ parts }) => prefixSegments(parts).every(isLiteral))) return 'explicit';
+  if (route && groups.has(route.group)) return 'implied';
   if (SETUP_PREFIXES.has(prefixOf(segments))) return undefined; // no wildcard opens setup
-  return matches.length > 0 ? 'covered' : undefined;
+  return matches.length > 0 ? 'implied' : undefined;
 }
 
 /**
@@ -2694,7 +2697,7 @@ signal_gateway_requests_waiting{for="backend"} ${count(isAtGate)}
 signal_gateway_slots_overdue ${count(({ slot }) => slot?.isOverdue === true)}
 # HELP signal_gateway_backend_up Whether the backend can be connected to; at start 0 until it has answered.
 # TYPE signal_gateway_backend_up gauge
-signal_gateway_backend_up ${Number(!gate.isShut && !isAwaited)}
+signal_gateway_backend_up ${Number(!gate.isDown && !isAwaited)}
 # HELP signal_gateway_connections Open client connections.
 # TYPE signal_gateway_connections gauge
 signal_gateway_connections ${connections.size}
@@ -2775,7 +2778,7 @@ class RequestBody {
       throw badJson(this.#notAnObject.message + advice);
     }
     scan.defers = false;
-    checkFields(this.#exchange.token!, route, scan.takeFields());
+    checkSomeFields(this.#exchange.token!, route, scan.takeFields());
     const isEmpty = this.#exchange.bytesIn === 0;
     if (isEmpty && declares(route, 'body')) {
       throw badJson(`The body is empty. ${EMPTY_ADVICE}`);
@@ -2801,10 +2804,10 @@ class RequestBody {
     while (!this.#isComplete) {
       if (!scan.isEnded) yield* this.#chunksRead.splice(0);
       const chunk = await this.#next();
-      collectSoon(chunk);
+      nudgeGarbageCollector(chunk);
       scan.write(chunk);
       if (this.#isComplete) scan.end();
-      checkFields(token!, target!.route, scan.takeFields());
+      checkSomeFields(token!, target!.route, scan.takeFields());
       // The empty chunk at the end of a chunked body is left out: writing it could end the request to the backend.
       if (chunk.length > 0) gatherChunk(this.#chunksRead, chunk);
     }
@@ -3366,7 +3369,7 @@ function isBlank(value: unknown = '') {
  */
 function checkMessage(token: Token, message: object) {
   const bytes = Buffer.from(JSON.stringify(message));
-  checkFields(token, SEND_ROUTE, BodyScan.fieldsOf(bytes, 'all'));
+  checkSomeFields(token, SEND_ROUTE, BodyScan.fieldsOf(bytes, 'all'));
   return bytes;
 }
 
@@ -3604,8 +3607,11 @@ interface Field {
   readonly value: string | undefined;
 }
 
-/** Checks fields of a body: each first for what no token may send, then by the token's senders and recipients. */
-function checkFields(token: Token, route: Route | undefined, fields: readonly Field[]) {
+/**
+ * Checks the fields that were found since the last call: each first for what no token may send, then by the token's
+ * senders and recipients. A large body comes in several calls, so a rule about a whole body cannot be here.
+ */
+function checkSomeFields(token: Token, route: Route | undefined, fields: readonly Field[]) {
   const isSend = route?.group === 'send';
   for (const { key, value } of fields) {
     const role = KEY_ROLES[key];
@@ -3983,7 +3989,7 @@ class BodyScan {
 
   /**
    * Refuses a separator in the data of an attachment. The backend takes everything before the last "base64," for
-   * metadata, so the last comma must be in the beginning, which `checkFields` sees.
+   * metadata, so the last comma must be in the beginning, which `checkSomeFields` sees.
    */
   #refuseSeparator() {
     this.#refuse(`may have "," and ";" only in its first ${TEXT_LIMIT_BYTES} bytes`);
@@ -4178,7 +4184,7 @@ async function relay(exchange: Exchange, content: Content, isUpgrade: boolean) {
   const takeSocket = isUpgrade && listenEarly(exchange.req.socket);
   let incoming: IncomingMessage | undefined;
   try {
-    const outgoing = await connectInTurn(exchange, requestFor(exchange, content, isUpgrade), isLarge(content));
+    const outgoing = await connectInTurn(exchange, requestFor(exchange, content, isUpgrade), isStream(content));
     incoming = await transmit(exchange, outgoing, content, isUpgrade);
     exchange.upstream.slots.release(exchange);
     const length = checkResponseHead(incoming, isUpgrade);
@@ -4261,14 +4267,14 @@ async function connectInTurn(exchange: Exchange, request: http.RequestOptions, i
   for (;;) {
     if (!isUpload) await slots.acquire(exchange);
     exchange.throwIfEnded(); // respondUnparsed may have refused a POST in the turn in which it came
-    if (gate.isShut) {
+    if (gate.isDown) {
       // The slot is released first. The next request in the queue gets it and releases it too, so all wait at the gate
       // in order.
       slots.release(exchange);
       await gate.wait(exchange);
       continue;
     }
-    const { openings } = gate;
+    const { outagesEnded } = gate;
     exchange.stage = 'sending';
     try {
       return await connect(exchange, request, Math.min(core.connectTimeoutMs, timeoutMs));
@@ -4279,7 +4285,7 @@ async function connectInTurn(exchange: Exchange, request: http.RequestOptions, i
         const { code, name, message } = error as NodeJS.ErrnoException;
         throw unreachable(code ?? name, message);
       }
-      gate.shut(exchange, error, openings);
+      gate.noteFailure(exchange, error, outagesEnded);
     }
   }
 }
@@ -4304,7 +4310,7 @@ async function transmit(exchange: Exchange, outgoing: http.ClientRequest, conten
     upstream.isAwaited = false;
     // Here, because a request without a client counts too.
     if (target!.route?.group === 'send') core.metrics.countSend(exchange, message.statusCode!);
-    if (isLarge(content)) exchange.earlyResponse = new EarlyResponse();
+    if (isStream(content)) exchange.earlyResponse = new EarlyResponse();
     // The body is no longer needed, but the log has the outcome of the request.
     if (exchange.hasLeft) exchange.end(new Problem('client_left', `answered_${message.statusCode}`));
     exchange.stage = 'answered';
@@ -4330,7 +4336,7 @@ async function transmit(exchange: Exchange, outgoing: http.ClientRequest, conten
   outgoing.on('error', onFailure);
   const timeoutMs = rules['backend.timeout'];
   try {
-    if (isLarge(content)) await writeUpload(exchange, outgoing, content, onSent);
+    if (isStream(content)) await writeUpload(exchange, outgoing, content, onSent);
     else {
       onSent();
       outgoing.end(content);
@@ -4429,7 +4435,7 @@ async function relayBody(exchange: Exchange, incoming: IncomingMessage, length: 
     );
     if (!chunk) return;
     exchange.bytesOut += chunk.length;
-    collectSoon(chunk);
+    nudgeGarbageCollector(chunk);
     // The last chunk is written with the end, so that no response looks complete too early.
     if (exchange.bytesOut === length) exchange.lastPart = chunk;
     else await writeChunk(exchange, exchange.res, chunk, exchange.core.stallTimeoutMs, 'client_left');
@@ -4459,7 +4465,7 @@ async function writeChunk(
  * than 64 MiB of them gather. A string of a quarter of their size, dropped at once, fills the young generation. With
  * `--max-semi-space-size=4`, which limits it, this still saves 20 to 45 MiB of high water while 100 MB are downloaded.
  */
-function collectSoon(chunk: Buffer) {
+function nudgeGarbageCollector(chunk: Buffer) {
   if (chunk.length >= COLLECT_FROM_BYTES) chunk.toString('latin1', 0, chunk.length / 4);
 }
 
@@ -4480,7 +4486,7 @@ function collectSoon(chunk: Buffer) {
 class Upstream {
   readonly gate = new Gate();
   readonly slots = new Slots();
-  /** Whether `askBackend` waits for a first answer. */
+  /** True from the start until anything has answered. `backend_up` is 0 meanwhile. */
   isAwaited = false;
 }
 
@@ -4495,17 +4501,20 @@ const LOCAL_FAILURES = 'EMFILE ENFILE EADDRNOTAVAIL ENOBUFS ENOMEM'.split(' ');
 /**
  * The gate is shut by a failed `connect`, and opened by a probe that has connected. While the gate is shut, only the
  * probe tries to connect. Requests that may wait do so, for `backend.wait` in total; any other is refused at once.
+ *
+ * A loop in each request would be shorter. It would connect as often as requests wait, hold a GET back behind waiting
+ * sends, and notice the backend's return only with the next request.
  */
 class Gate {
-  /** How often the gate has opened again. */
-  openings = 0;
+  /** How many outages have ended. */
+  outagesEnded = 0;
   /** The connection of the probe, while it tries to connect. `connect` sets it. */
   underway: Exchange['underway'];
   #failure: Problem | undefined; // the last one, while the gate is shut
   #waiting: Exchange[] = [];
   #isProbing = false;
 
-  get isShut() {
+  get isDown() {
     return this.#failure !== undefined;
   }
 
@@ -4516,13 +4525,12 @@ class Gate {
 
   /**
    * Shuts the gate, because `connect` has failed. The request may then `wait` or try again.
-   * @param openings how often the gate had opened when that `connect` began: a failure that began before the gate last
-   *   opened is ignored.
+   * @param outagesEnded how many outages had ended when that `connect` began: a failure of an earlier outage is ignored.
    */
-  shut({ core, rules }: Exchange, failure: Problem, openings: number) {
+  noteFailure({ core, rules }: Exchange, failure: Problem, outagesEnded: number) {
     if (LOCAL_FAILURES.includes(failure.reason!)) throw failure;
-    if (openings < this.openings) return;
-    const isNew = !this.isShut;
+    if (outagesEnded < this.outagesEnded) return;
+    const isNew = !this.isDown;
     this.#failure = failure;
     void this.#probe(core, rules);
     const consequence = rules['backend.wait'] > 0 ? ': sends are waiting for it' : '';
@@ -4532,12 +4540,12 @@ class Gate {
   /** Waits until the gate opens. */
   async wait(exchange: Exchange) {
     if (exchange.gateWaitMs <= 0) throw this.#failure;
-    const { openings } = this;
+    const { outagesEnded } = this;
     this.#waiting.push(exchange);
     void this.#probe(exchange.core, exchange.rules);
     try {
       exchange.gateWaitMs -= await exchange.standBy(
-        () => this.openings > openings,
+        () => this.outagesEnded > outagesEnded,
         exchange.gateWaitMs,
         () => this.#failure!,
       );
@@ -4554,7 +4562,7 @@ class Gate {
 
   /** Whether the probe goes on: not in a shutdown, and for the backend before a reload only while requests wait. */
   #isNeeded(core: Core) {
-    return this.isShut && !core.draining && (core.upstream.gate === this || this.#waiting.length > 0);
+    return this.isDown && !core.draining && (core.upstream.gate === this || this.#waiting.length > 0);
   }
 
   /** Tries to connect, as a request does, until that succeeds, and opens the gate then. Writes nothing. */
@@ -4570,7 +4578,7 @@ class Gate {
         (await connect(this, request, Math.min(core.connectTimeoutMs, rules['backend.timeout']))).destroy();
         const failure = this.#failure;
         this.#failure = undefined;
-        this.openings++;
+        this.outagesEnded++;
         for (const exchange of this.#waiting.sort((a, b) => a.readyMs - b.readyMs)) exchange.wake();
         this.#log(core, rules, 'the backend is reachable again', { after: failure?.reason });
       } catch (error) {
@@ -4597,10 +4605,12 @@ interface Slot {
 }
 
 /**
- * The slots of a backend. At most `backend.parallel` requests act at once. A request that hangs makes room for another,
- * because its slot is then overdue and no longer counts as acting. A backend that hangs for good has at most twice
- * `backend.parallel` requests. If there are several tokens, each stays one below both limits. So its requests leave
- * room for the others, even if all of them hang.
+ * The slots of a backend. With N as `backend.parallel`, at most N requests act at once, and 2N are there with those that
+ * hang: a request that hangs is overdue, and no longer counts as acting. One of several tokens gets at most N - 1 and
+ * 2N - 1, but at least one, so its requests leave room for the others, even if all of them hang.
+ *
+ * There is a queue for each token, because in a single one the look for the next request costs as much as there are
+ * requests in it.
  */
 class Slots {
   /** The requests that wait for a slot, by their token's name, in the order in which they were ready. */
@@ -4745,8 +4755,8 @@ function connect(owner: Pick<Exchange, 'underway'>, request: http.RequestOptions
 /** @param logged what to do, if a connection cannot even be attempted. */
 const unreachable = (reason: string, logged?: string) => new Problem('backend_unreachable', reason, { logged });
 
-/** Whether the body for the backend is larger than the head, and so a stream. */
-function isLarge(content: Content) {
+/** Whether the body for the backend streams, because it is larger than the head. */
+function isStream(content: Content) {
   return content !== undefined && 'chunks' in content;
 }
 
@@ -5459,10 +5469,10 @@ function readSettings(sources: Sources) {
     sources.add('tokens', `none is configured, but the gateway would listen for other machines: ${advice}`);
   }
   if (found.length === 0) settings.certificate = sources.collect('tls', () => checkTls(settings));
-  return sources.end(settings);
+  return sources.valueOrThrow(settings);
 }
 
-/** What requests are checked against: the settings, with the values that each token inherits. */
+/** What requests are checked against: the result of `makeRules`, without what is read only at start. */
 type Rules = Omit<ReturnType<typeof makeRules>, keyof AtStart>;
 
 type Lists = { [Field in 'senders' | 'recipients' | 'defaults']?: TokenSettings[Field] | undefined };
@@ -5594,7 +5604,7 @@ function listOf<T>(read: Reader<T>): Reader<ReadonlySet<T>> {
       const advice = 'between entries there is a comma, and no quote or bracket';
       throw new ConfigError(mistakes.found.map((mistake) => `${mistake}; ${advice}`));
     }
-    return mistakes.end(list);
+    return mistakes.valueOrThrow(list);
   };
 }
 
@@ -5617,7 +5627,7 @@ function readMembers<T>(readers: { [K in keyof T]-?: Reader<T[K]> }, value: obje
     const read = known.get(key) ?? (() => refuseSetting(Object.keys(readers)));
     return [key, mistakes.collect(placeOf(key, i), () => read(refuseNull(inner)))];
   });
-  return mistakes.end(Object.fromEntries(members));
+  return mistakes.valueOrThrow(Object.fromEntries(members));
 }
 
 /** The members of an object. One that is undefined counts as absent: only a program can give it. */
@@ -5975,7 +5985,7 @@ function readTokens(value: unknown) {
     names.add(name);
     if (digests.has(digestOf(name))) mistakes.add(`[${i}]`, 'has a secret as its name');
   });
-  return mistakes.end(tokens);
+  return mistakes.valueOrThrow(tokens);
 }
 
 /** Checks a token's name. It appears in log lines, where one word can forge neither a line nor a field. */
@@ -6156,7 +6166,7 @@ curl -X POST '${url}/v1/register/${number}' -u 'api:${secret}'
 // choose their own names and those of groups, and something else than a backend may listen there.
 
 /** Where the configuration of a command comes from. */
-interface Where {
+interface CommandInput {
   file: string;
   env: NodeJS.ProcessEnv;
   flags: Flags;
@@ -6293,7 +6303,7 @@ API token  {{secret}}`,
  * @returns what its owner needs to know, with the secret, which is shown this once.
  * @throws {Failure} with the token to paste, if the file cannot be written.
  */
-async function addToken({ file, env, flags }: Where, name: string, words: readonly string[]) {
+async function addToken({ file, env, flags }: CommandInput, name: string, words: readonly string[]) {
   ensure(!/^(?:\+|group\.)/.test(name), "the token's name comes before its recipients: add NAME RECIPIENT…");
   checkTokenName(name);
   const readKind = wordOf(Object.keys(CLIENTS));

@@ -4,6 +4,7 @@ import net from 'node:net';
 import { suite } from 'node:test';
 import { outcomeOf, parseAnswer, statusOf } from './answers.ts';
 import { assert, closed, linesOf, requests, until } from './assertions.ts';
+import { certificate, CERTS } from './certificates.ts';
 import { ask, open, openHalf, raw } from './client.ts';
 import { AT_INFO, tokens } from './configs.ts';
 import { SIDE_BY_SIDE, test } from './guard.ts';
@@ -165,6 +166,28 @@ suite('parser', SIDE_BY_SIDE, () => {
 
   // Deno 2.9 passed these bytes to a parser that had failed, or whose client was too late, and reused that parser for
   // other clients' connections and for those to the backend.
+  // A TLS connection gathered eleven listeners, and Node warned of a leak.
+  for (const tls of [false, true]) {
+    test(`garbage in pieces behind a request leaves no listeners behind: ${tls ? 'https' : 'http'}`, async (t) => {
+      const { backend, gateway } = await startHolding(t, tls ? { tls: certificate(t) } : {});
+      const to = { port: gateway.port, ...(tls && { ca: [CERTS[0].cert] }) };
+      const spoken = once(gateway.server, tls ? 'secureConnection' : 'connection') as Promise<[net.Socket]>;
+      const { socket } = open(t, to, SEND);
+      const [own] = await spoken;
+      await until(() => backend.seen.length === 1);
+      const listeners = () => ['data', 'end', 'error'].map((event) => own.listenerCount(event));
+      const before = listeners();
+      for (let i = 0; i < 30; i++) {
+        const { bytesRead } = own;
+        socket.write(`more garbage ${i}\r\n\r\n`);
+        await until(() => own.bytesRead > bytesRead);
+      }
+      for (const [i, count] of listeners().entries()) {
+        assert.ok(count <= before[i]! + 2, `listeners for data, end and error: ${before} became ${listeners()}`);
+      }
+    });
+  }
+
   test('garbage sent byte by byte after a refusal does not affect the requests of others', async (t) => {
     const { backend, gateway } = await startBoth(t, tokens({}, {}), {
       lingerMs: 300,
