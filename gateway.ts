@@ -103,77 +103,37 @@ const LEVELS = ['debug', 'info', 'warn', 'error'] as const;
 type Level = (typeof LEVELS)[number];
 
 /**
- * The configuration, in the shape of the JSON file. This type is also its manual. Every field is optional. Durations
- * and sizes are strings with a unit (`250ms 30s 5m 1h 7d`, `64KiB 150MiB`). Each field has a row in `SETTINGS` below.
+ * The configuration, in the shape of the JSON file. Every field is optional, and docs/reference.md is its manual.
+ * Durations and sizes are strings with a unit (`250ms 30s 5m 1h 7d`, `64KiB 150MiB`). Each field has a row in `SETTINGS`.
  */
 interface GatewayConfig {
   backend?: {
-    /**
-     * The http or https URL of the backend. It may have a path prefix, and userinfo, which is sent to the backend as
-     * Basic. A program that can connect to this URL directly needs no token, so keep it off the network.
-     * @default http://127.0.0.1:8080
-     */
+    /** The http or https URL of the backend. @default http://127.0.0.1:8080 */
     url?: string;
-    /**
-     * How long the backend may take from the last byte of a request to its response headers. The same time limits the
-     * wait for a slot, and how long a response may make no progress. `0` means no limit. After a timeout the message
-     * may still have been sent.
-     * @default 150s
-     */
+    /** How long the backend may take from the last byte of a request to its response headers. @default 150s */
     timeout?: string;
-    /**
-     * The maximum number of concurrent requests to the backend; further requests queue. In json-rpc mode parallel
-     * requests can crash the backend, which a small number makes rare. With 1, a send waits for all sends before it.
-     * Even then two requests can run at once, because one that has had no answer for 30 s makes room for another.
-     * The groups `info` and `receive` do not count. `0` means no limit.
-     * @default 4
-     */
+    /** The maximum number of concurrent requests to the backend; further requests queue. @default 4 */
     parallel?: number;
-    /**
-     * How long a send, or `GET /v1/about`, waits in all while the backend restarts and refuses connections, at most
-     * `backend.timeout`. Nothing is sent during the wait. `0` means no wait.
-     * @default 30s
-     */
+    /** How long a send, or `GET /v1/about`, waits in all while the backend refuses connections. @default 30s */
     wait?: string;
   };
-  /**
-   * The address to listen on: `host:port`, `:port` (every interface) or `[::]:port`. If other machines can reach it,
-   * use TLS, here (`tls`) or in a proxy. Without TLS, tokens can be read on the network.
-   * @default 127.0.0.1:8880
-   */
+  /** The address to listen on: `host:port`, `:port` (every interface) or `[::]:port`. @default 127.0.0.1:8880 */
   listen?: string;
   tls?: {
-    /**
-     * A PEM file with a certificate and its chain. With `key`, the gateway speaks https. The command line reloads it
-     * when it changes.
-     */
+    /** A PEM file with a certificate and its chain. */
     cert?: string;
     /** A PEM file with the private key of `cert`. */
     key?: string;
   };
   auth?: {
-    /**
-     * The accepted authentication methods, of bearer, basic, query, path, body. `query` and `path` put the token into
-     * URLs, which proxies and browsers log.
-     * @default bearer,basic,body
-     */
+    /** The accepted authentication methods, of bearer, basic, query, path, body. @default bearer,basic,body */
     methods?: AuthMethod[];
-    /**
-     * Allows an open gateway. A gateway without tokens accepts all requests, so it starts only on a loopback address
-     * unless this is true. Has no effect if there are tokens.
-     * @default false
-     */
+    /** Whether a gateway without tokens may listen for other machines. @default false */
     anonymous?: boolean;
   };
-  /**
-   * The tokens, by name. The log shows names, never secrets. If absent, the gateway requires no credential. An
-   * empty object is an error.
-   */
+  /** The tokens, by name. If absent, the gateway requires no credential. */
   tokens?: Record<string, TokenConfig>;
-  /**
-   * The `defaults` of every token that has no `senders`, `recipients` and `defaults` of its own, and of the gateway
-   * without tokens. They confine as `senders` and `recipients` of the top level would, if those are absent.
-   */
+  /** The `defaults` of every token that has no `senders`, `recipients` and `defaults` of its own. */
   defaults?: {
     number?: string;
     recipients?: string[];
@@ -185,33 +145,22 @@ interface GatewayConfig {
   recipients?: string[];
   /**
    * The endpoints that may be called: the groups send, info, receive, messaging, setup, metrics, and patterns such as
-   * `GET /v1/groups/:number` or `* /v1/groups/*`. A token with `setup` can take over the account. With the pattern
-   * `GET /v2/send`, a token that has `defaults` or `message` can send by GET, with the `message` in the query.
+   * `GET /v1/groups/:number` or `* /v1/groups/*`.
    * @default send,info
    */
   allow?: string[];
-  /** Requests per time for each token, such as `30/1m`. If absent, there is no limit. */
+  /** Requests per time for each token, such as `30/1m`. */
   rate?: string;
-  /** Addresses and CIDR ranges of clients. Requests from other addresses get 403. If absent, any address is allowed. */
+  /** Addresses and CIDR ranges of clients. */
   clients?: string[];
-  /**
-   * Origins such as `https://dash.example:8443` whose pages may use the gateway and read its responses. If absent,
-   * none. A script on such a page can do whatever the tokens it obtains can do.
-   */
+  /** Origins such as `https://dash.example:8443` whose pages may use the gateway and read its responses. */
   cors?: string[];
-  /**
-   * Addresses and CIDR ranges of proxies whose X-Forwarded-For is trusted. If absent, none. A peer with such an address
-   * can claim any client address, including one on `clients`.
-   */
+  /** Addresses and CIDR ranges of proxies whose X-Forwarded-For is trusted. */
   trustedProxies?: string[];
   limits?: {
-    /** The largest request body. A larger one is refused with 413. @default 150MiB */
+    /** The largest request body. @default 150MiB */
     body?: string;
-    /**
-     * The maximum number of concurrent connections. At the limit, a new connection replaces the one that has gone
-     * longest without a valid token. If there are several tokens, each is served on at most half of them.
-     * @default 1024
-     */
+    /** The maximum number of concurrent connections. @default 1024 */
     connections?: number;
   };
   /** How long running requests have to finish after SIGTERM, and in `close()`. @default 8s */
@@ -229,49 +178,34 @@ interface GatewayConfig {
  * inherits that value. Only a token with none of `senders`, `recipients` and `defaults` inherits `defaults`.
  */
 interface TokenConfig {
-  /**
-   * The secret, with at least 16 characters; or its digest, as `sha256:` and 64 hexadecimal digits. A digest is useless
-   * to a thief of the file.
-   */
+  /** The secret, with at least 16 characters; or its digest, as `sha256:` and 64 hexadecimal digits. */
   secret?: string;
-  /** A file with the secret, instead of `secret`. The command line reloads it when it changes. */
+  /** A file with the secret, instead of `secret`. */
   secretFile?: string;
   /** Like `auth.methods`. */
   methods?: AuthMethod[];
   /** Like the top-level `allow`. */
   allow?: string[];
-  /**
-   * The accounts that the token may send from and read, each `+` and digits. `*`, which stands alone, is every account.
-   * If absent, the `number` of `defaults`, or else what the top level says.
-   */
+  /** The accounts that the token may send from and read, each `+` and digits; `*` alone is every account. */
   senders?: string[];
   /**
-   * The recipients that the token may send to: phone numbers, user names, UUIDs and `group.…` ids. `group.*` is any
-   * group; `*`, which stands alone, is every recipient. If absent, the `recipients` of `defaults`, or else what the
-   * top level says.
+   * The recipients that the token may send to: phone numbers, user names, UUIDs, `group.…` ids and `group.*` for any
+   * group; `*` alone is everyone.
    */
   recipients?: string[];
   /** Like the top-level `rate`. */
   rate?: string;
   /** Like the top-level `clients`. */
   clients?: string[];
-  /** Valid through a day in UTC (`2027-06-30`), or until a time (`2027-06-30T12:00:00Z`). If absent, forever. */
+  /** Valid through a day in UTC (`2027-06-30`), or until a time (`2027-06-30T12:00:00Z`). */
   expires?: string;
-  /**
-   * Fields that the gateway adds to a message if the body lacks them. With `defaults` or `message`, a POST to /v2/send
-   * is not relayed unchanged: the gateway builds a message from the body, which may be JSON, a form or text. Without
-   * `senders`, the token may use only this number, and without `recipients` only these. With `text_mode` "styled", the
-   * backend interprets markup such as `**bold**` in a message.
-   */
+  /** Fields that the gateway adds to a message if the body lacks them. They confine, if there are no lists. */
   defaults?: { number?: string; recipients?: string[]; text_mode?: 'normal' | 'styled' };
-  /**
-   * A Mustache template for the message, filled from the body; a list holds the template's lines. The template
-   * overrides a `message` in the body. One line feed at the end of the rendered text is dropped.
-   */
+  /** A Mustache template for the message, filled from the body; a list holds the template's lines. */
   message?: string | string[];
 }
 
-/** Options for tests and for programs that embed the gateway. */
+/** Options for tests and for programs that embed the gateway. The times are described at the constants. */
 interface GatewayOptions {
   /**
    * The clock, in milliseconds since the epoch. Where it throws, the machine's counts. Without it, rates are timed by
@@ -281,27 +215,15 @@ interface GatewayOptions {
   now?: () => number;
   /** Receives each log line, without its line feed. A line for which it throws is lost. @default standard output */
   log?: (line: string) => void;
-  /** How long a client may take for a request's headers, and for a TLS handshake. @default 10_000 */
+  /** @default HEADERS_TIMEOUT_MS */
   headersTimeoutMs?: number;
-  /**
-   * How long a response to a client may make no progress. Also the time in which a client must send at least 30 KiB of
-   * its body, or an unauthenticated client its whole body. A refused client may keep sending for as long again.
-   * @default 30_000
-   */
+  /** @default STALL_TIMEOUT_MS */
   stallTimeoutMs?: number;
-  /**
-   * How long the backend may take to answer before a warning is logged and another request gets a slot in addition. A
-   * request whose client has disconnected is then ended.
-   * @default 30_000
-   */
+  /** @default SLOT_TIMEOUT_MS */
   slotTimeoutMs?: number;
-  /** How long connecting to the backend may take, TLS included. @default 10_000 */
+  /** @default CONNECT_TIMEOUT_MS */
   connectTimeoutMs?: number;
-  /**
-   * How long a refused client may be silent before its connection is closed; also how long one half of a WebSocket
-   * outlives the other, and after which time a connection counts as idle where connections are scarce.
-   * @default 2000, or a quarter of `stallTimeoutMs` if that is less
-   */
+  /** @default LINGER_MS, or a quarter of `stallTimeoutMs` if that is less */
   lingerMs?: number;
 }
 
@@ -487,30 +409,10 @@ type TokenSettings =
 // #endregion
 
 // #region FIXED LIMITS
-// Numbers that are not settings, and why. A test compares this section with the table in docs/reference.md.
-
-/** How long a client may take for a request's headers, and for a TLS handshake. Also an option of `createGateway`. */
-const HEADERS_TIMEOUT_MS = 10_000;
-
-/**
- * How long a response to a client may make no progress, and how long the whole body of an unauthenticated client may
- * take. Also an option of `createGateway`.
- */
-const STALL_TIMEOUT_MS = 30_000;
-/** How much of its body a client must send in each STALL_TIMEOUT_MS, so that it cannot send single bytes for days. */
-const PACE_BYTES = 30 * 1024;
-
-/**
- * How long a connection is kept between two requests. A request that meets the close is lost, so it is longer than
- * proxies and clients keep theirs: aiohttp 15 s, nginx 60 s, Go 90 s, Caddy 120 s. node:http adds a second.
- */
-const KEEP_ALIVE_TIMEOUT_MS = 125_000;
+// Numbers that are not settings, and that several sections use. The others stand where they are used.
 
 /** The maximum number of header fields. Each costs time at every step; real clients send fewer than twenty. */
 const HEADERS_LIMIT = 200;
-
-/** The maximum number of pipelined requests on a connection. Each is held in memory; real clients send one or two. */
-const PIPELINE_LIMIT = 8;
 
 /**
  * How many wrong credentials an address may send before it gets 429. A person makes fewer mistakes; a misconfigured
@@ -519,152 +421,35 @@ const PIPELINE_LIMIT = 8;
  */
 const FAILURE_RATE = { count: 30, perMs: 60_000 };
 
-/** How often a warning that an unauthenticated client can trigger is logged, so that it cannot fill the disk. */
-const WARNING_RATE = { count: 1, perMs: 60_000 };
-
-/**
- * How many keys a rate limiter keeps. The least recently used is dropped first, so an attacker with a million addresses
- * mostly displaces their own keys.
- */
-const RATE_KEYS_LIMIT = 10_000;
-
-/** The maximum number of request series in the metrics; beyond it, tokens are counted together. */
-const SERIES_LIMIT = 10_000;
-/** The upper bounds, in seconds, of the histogram of sends. */
-const SEND_BUCKETS = [0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 150];
-
 /**
  * The size of the head of a body. A body of at most this size is checked whole before the backend is contacted. In a
  * larger body, `auth` must be complete within the head. It is also the most white space that may follow a JSON body.
  */
 const HEAD_LIMIT_BYTES = 64 * 1024;
 
-/**
- * How long a refused client may be silent before its connection is closed; also how long one half of a WebSocket
- * outlives the other, and after which time a connection counts as idle where connections are scarce. Also an option of
- * `createGateway`.
- */
-const LINGER_MS = 2000;
-
 /** The deepest nesting of a JSON body or a template. It bounds the memory of both; real ones come nowhere near it. */
 const NESTING_LIMIT = 64;
-/**
- * The longest text that is checked in a JSON body: a key, the value of a key that matters, the beginning of an
- * attachment with its type and file name, a number. Real ones come nowhere near it.
- */
-const TEXT_LIMIT_BYTES = 4096;
 
 /** The largest body from which the gateway builds a message. Such a body is read into memory as a whole. */
 const PAYLOAD_LIMIT_BYTES = 1024 * 1024;
 
 /**
- * The memory for all bodies from which messages are built, and for those messages: 32 of the largest. If there are
- * several tokens, each may use half. Further requests get 503.
- */
-const HELD_LIMIT_BYTES = 32 * 1024 * 1024;
-
-/** The longest message, in UTF-8, from a template or a text body. The rest is cut off. */
-const RENDER_LIMIT_BYTES = 64 * 1024;
-
-/**
- * The maximum number of steps of one rendering, which take a fraction of a second; a step is about one lookup. A
- * rendering also may not take more steps than the length of the data times the length of the template. Ordinary
- * templates need far fewer. Without a limit, sections nested d deep over one list of n elements would take n^d steps.
- */
-const RENDER_LIMIT_STEPS = 3_000_000;
-
-/** How long connecting to the backend may take, TLS included. Also an option of `createGateway`. */
-const CONNECT_TIMEOUT_MS = 10_000;
-
-/**
- * How long the backend may take to answer before a warning is logged and another request gets a slot in addition. A
- * request whose client has disconnected is then ended. Also an option of `createGateway`.
- */
-const SLOT_TIMEOUT_MS = 30_000;
-
-/** How long the backend may take to report its version when the gateway starts. */
-const ASK_TIMEOUT_MS = 5000;
-/** The first pause before it is asked again. Each further pause is twice as long, up to ASK_PAUSE_LIMIT_MS. */
-const ASK_PAUSE_MS = 1000;
-const ASK_PAUSE_LIMIT_MS = 60_000;
-
-/** The first pause between attempts to connect to a backend that is down. Each further one is twice as long. */
-const RETRY_PAUSE_MS = 100;
-/** The longest pause between such attempts. */
-const RETRY_PAUSE_LIMIT_MS = 1000;
-
-/**
- * How long an idle connection to the backend is kept. The backend, or a proxy before it, must not close it first,
- * because a send that is in transit when the connection closes is lost.
- */
-const IDLE_TIMEOUT_MS = 4000;
-
-/** The smallest chunk for which `nudgeGarbageCollector` runs. */
-const COLLECT_FROM_BYTES = 4096;
-
-/** The `Retry-After` of 503 `busy`. A guess: a backend takes 10 to 20 seconds to restart. */
-const BUSY_RETRY_MS = 10_000;
-
-/**
- * How many unread bytes a WebSocket client may accumulate before it is disconnected. The backend writes to its readers
- * one after the other, so a slow reader would delay all others.
- */
-const BACKLOG_LIMIT_BYTES = 1024 * 1024;
-/** How many chunks a client may send before its WebSocket is open. It should send none (RFC 6455 4.1). */
-const EARLY_LIMIT = 16;
-/**
  * How often open WebSockets and running requests are checked for tokens that have expired. Also how long the answer to a
  * request that the backend may have acted on is left to end.
  */
 const RECHECK_MS = 30_000;
+
 /** How long a WebSocket, or a connection to the backend, may be silent before TCP probes its peer. */
 const SILENCE_MS = 30_000;
-
-/** How long before a token or its own certificate expires the gateway warns, at start and on reload. */
-const RENEWAL_MS = 14 * 86_400_000;
-
-/** How long a browser may remember a preflight. The requests that follow are still checked. */
-const PREFLIGHT_MS = 60_000;
 
 /** The shortest secret. No message shows a value this long or longer, because it may be a misplaced secret. */
 const SECRET_MIN_LENGTH = 16;
 
-/** How many bytes of log lines may be unread. Further lines are dropped, so that the log cannot fill memory. */
-const LOG_LIMIT_BYTES = 1024 * 1024;
-
-/**
- * How long request lines are buffered before they are written. A write to a pipe costs as much as a refusal: with one
- * write per line, sequential sends take a fifth more processor time.
- */
-const LOG_PAUSE_MS = 10;
-
-/** The maximum length of a list in a log line or a response. */
-const LOG_LIST_LIMIT = 20;
-
-/** How long before the deadline of a shutdown running requests get a response, so that it is still delivered. */
-const LAST_WORDS_MS = 500;
-
-/** How long the process waits on exit for its last log lines to be read. */
-const FLUSH_MS = 500;
-
-/** The longest `detail` of a log line, in UTF-16 units. */
-const DETAIL_LIMIT = 300;
-
 /** How often watched files are checked. */
 const WATCH_MS = 500;
+
 /** How long a changed file must stay unchanged before it is read, because it may be half written. */
 const SETTLE_MS = 1200;
-
-/** How many groups, and how many contacts, `add` lists. */
-const KNOWN_LIMIT = 100;
-/** How long `add` and `test` wait before they say that the backend is asked. */
-const ASK_REMARK_MS = 3000;
-/** How long the backend may take to list what it knows. In some of its modes it starts a Java program for that. */
-const LIST_TIMEOUT_MS = 60_000;
-/** The longest answer of the backend that `add` and `test` read. A large account's contacts have a few MiB. */
-const ANSWER_LIMIT_BYTES = 16 * 1024 * 1024;
-/** The longest time that a timer can have: `test` waits as long as `backend.timeout` says. */
-const TIMER_LIMIT_MS = 2 ** 31 - 1;
 
 // #endregion
 
@@ -730,6 +515,9 @@ type ProblemDetails = {
   allow?: string[];
   syntax?: { why: string; atByte: number };
 };
+
+/** The `Retry-After` of 503 `busy`. A guess: a backend takes 10 to 20 seconds to restart. */
+const BUSY_RETRY_MS = 10_000;
 
 /**
  * Ends a request with an error response. Not an Error, because capturing its stack would cost more than the rest of a
@@ -1072,6 +860,31 @@ function createGateway(config: GatewayConfig, options: GatewayOptions = {}): Gat
   };
 }
 
+/** How long a client may take for a request's headers, and for a TLS handshake. Also an option of `createGateway`. */
+const HEADERS_TIMEOUT_MS = 10_000;
+
+/**
+ * How long a response to a client may make no progress, and how long the whole body of an unauthenticated client may
+ * take. Also an option of `createGateway`.
+ */
+const STALL_TIMEOUT_MS = 30_000;
+
+/**
+ * How long a refused client may be silent before its connection is closed; also how long one half of a WebSocket
+ * outlives the other, and after which time a connection counts as idle where connections are scarce. Also an option of
+ * `createGateway`.
+ */
+const LINGER_MS = 2000;
+
+/** How long connecting to the backend may take, TLS included. Also an option of `createGateway`. */
+const CONNECT_TIMEOUT_MS = 10_000;
+
+/**
+ * How long the backend may take to answer before a warning is logged and another request gets a slot in addition. A
+ * request whose client has disconnected is then ended. Also an option of `createGateway`.
+ */
+const SLOT_TIMEOUT_MS = 30_000;
+
 /**
  * The server of a gateway, with its listeners, and all of its state. A reload replaces `rules` as a whole, so each
  * request sees one version of them.
@@ -1129,6 +942,12 @@ function makeCore(settings: AtStart, rules: Rules, options: GatewayOptions) {
   attachListeners(core);
   return core;
 }
+
+/**
+ * How long a connection is kept between two requests. A request that meets the close is lost, so it is longer than
+ * proxies and clients keep theirs: aiohttp 15 s, nginx 60 s, Go 90 s, Caddy 120 s. node:http adds a second.
+ */
+const KEEP_ALIVE_TIMEOUT_MS = 125_000;
 
 /** @param headersTimeout in milliseconds; the name is that of node:http. */
 function createServer(settings: AtStart, headersTimeout: number): Gateway['server'] {
@@ -1325,6 +1144,9 @@ function mostDispensable({ connections, lingerMs }: Core) {
   return first!;
 }
 
+/** The maximum number of pipelined requests on a connection. Each is held in memory; real clients send one or two. */
+const PIPELINE_LIMIT = 8;
+
 /**
  * Handles the requests of a connection one after the other, even if a client pipelines several (RFC 9112 9.3.2). In
  * parallel they could overtake each other at the backend, and one connection would count as many.
@@ -1470,6 +1292,9 @@ function applySettings(core: Core, settings: Settings) {
   return !isSameBackend;
 }
 
+/** How long before a token or its own certificate expires the gateway warns, at start and on reload. */
+const RENEWAL_MS = 14 * 86_400_000;
+
 /** Mistakes and settings that may be unintended. Logged at start and reload, and printed by `--check`. */
 function warningsOf(rules: Rules, { listen }: AtStart, nowMs: number) {
   const { all } = rules;
@@ -1552,6 +1377,9 @@ async function startListening(core: Core) {
   logRules(core, 'listening', { listen: url });
   return url;
 }
+
+/** How long before the deadline of a shutdown running requests get a response, so that it is still delivered. */
+const LAST_WORDS_MS = 500;
 
 /**
  * Shuts down in this order: WebSockets and waiting requests at once, then idle connections, the running requests
@@ -1946,6 +1774,9 @@ async function refuse(exchange: Exchange, thrown: unknown) {
   const { headers, body } = problemResponse(problem, requestId, req);
   exchange.respond(problem.status, { ...headers, ...ownHeaders(exchange) }, body);
 }
+
+/** The longest `detail` of a log line, in UTF-16 units. */
+const DETAIL_LIMIT = 300;
 
 /**
  * Writes the log line of a request, and counts the request. The line has the route's template, never the path, which
@@ -2376,6 +2207,9 @@ function unlistedOrigin({ req, rules }: Exchange) {
  */
 const CORS_HEADERS = ['authorization', 'content-type', 'accept', 'accept-language', 'content-language', 'x-request-id'];
 
+/** How long a browser may remember a preflight. The requests that follow are still checked. */
+const PREFLIGHT_MS = 60_000;
+
 /**
  * Answers the preflight of an origin on `cors`. The response is the same for every target, even a malformed one, so
  * that an unauthenticated client cannot learn which endpoints an allowlist opens.
@@ -2596,6 +2430,12 @@ function refusalOfRoute({ allow }: Token, { method, route, segments, isSendByGet
 // #region RATE
 
 /**
+ * How many keys a rate limiter keeps. The least recently used is dropped first, so an attacker with a million addresses
+ * mostly displaces their own keys.
+ */
+const RATE_KEYS_LIMIT = 10_000;
+
+/**
  * A token bucket per key, by the generic cell rate algorithm. A bucket starts with `count` and regains one every
  * `perMs / count`. It is stored as one number: the time at which it will be full again.
  */
@@ -2638,6 +2478,9 @@ function takeRate(core: Core, token: Token) {
 
 /** The Content-Type of Prometheus' text format. */
 const METRICS_TYPE = 'text/plain; version=0.0.4; charset=utf-8';
+
+/** The upper bounds, in seconds, of the histogram of sends. */
+const SEND_BUCKETS = [0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 150];
 
 /** What is counted for `GET /metrics`. A reload keeps it. */
 class Metrics {
@@ -2720,6 +2563,9 @@ process_start_time_seconds ${startedMs / 1000}
   }
 }
 
+/** The maximum number of request series in the metrics; beyond it, tokens are counted together. */
+const SERIES_LIMIT = 10_000;
+
 /** The series of a token. Beyond the limit, new series combine all tokens. */
 function seriesIn(map: Map<string, number>, name: string, token: Token | undefined, labels = '') {
   const seriesOf = (owner: string) => `signal_gateway_${name}{token="${owner}"${labels}}`;
@@ -2737,6 +2583,15 @@ function seriesIn(map: Map<string, number>, name: string, token: Token | undefin
 
 /** The body for the backend: none, one piece (a small body or a built message), or a large body, which streams. */
 type Content = Uint8Array | RequestBody | undefined;
+
+/** How much of its body a client must send in each STALL_TIMEOUT_MS, so that it cannot send single bytes for days. */
+const PACE_BYTES = 30 * 1024;
+
+/**
+ * The memory for all bodies from which messages are built, and for those messages: 32 of the largest. If there are
+ * several tokens, each may use half. Further requests get 503.
+ */
+const HELD_LIMIT_BYTES = 32 * 1024 * 1024;
 
 /** Reads a request's body: first the head, then, only after the credential was accepted, the rest. */
 class RequestBody {
@@ -3411,6 +3266,16 @@ interface Tag {
   readonly nodes: (string | Tag)[];
 }
 
+/** The longest message, in UTF-8, from a template or a text body. The rest is cut off. */
+const RENDER_LIMIT_BYTES = 64 * 1024;
+
+/**
+ * The maximum number of steps of one rendering, which take a fraction of a second; a step is about one lookup. A
+ * rendering also may not take more steps than the length of the data times the length of the template. Ordinary
+ * templates need far fewer. Without a limit, sections nested d deep over one list of n elements would take n^d steps.
+ */
+const RENDER_LIMIT_STEPS = 3_000_000;
+
 /** A compiled Mustache template. */
 class Template {
   /** The names that the template looks up at the top level: the first part of each name. */
@@ -3738,6 +3603,12 @@ interface Scope {
   readonly close: string; // the bracket that closes the scope
   key: BodyKey | undefined; // the latest key, if it matters; in an array, the key of the array
 }
+
+/**
+ * The longest text that is checked in a JSON body: a key, the value of a key that matters, the beginning of an
+ * attachment with its type and file name, a number. Real ones come nowhere near it.
+ */
+const TEXT_LIMIT_BYTES = 4096;
 
 /**
  * An incremental scanner of one JSON object (RFC 8259). It overwrites the top-level `auth` and reports the fields that
@@ -4460,6 +4331,9 @@ async function writeChunk(
   await exchange.waitUntil(() => hasRoom, timeoutMs, late);
 }
 
+/** The smallest chunk for which `nudgeGarbageCollector` runs. */
+const COLLECT_FROM_BYTES = 4096;
+
 /**
  * Gives V8 a reason to collect garbage while a body streams. Its chunks lie outside the heap, and V8 would let more
  * than 64 MiB of them gather. A string of a quarter of their size, dropped at once, fills the young generation. With
@@ -4497,6 +4371,12 @@ function needsSlot({ target }: Exchange) {
 
 /** Failures of this machine, such as running out of files or ports. They show nothing about the backend. */
 const LOCAL_FAILURES = 'EMFILE ENFILE EADDRNOTAVAIL ENOBUFS ENOMEM'.split(' ');
+
+/** The first pause between attempts to connect to a backend that is down. Each further one is twice as long. */
+const RETRY_PAUSE_MS = 100;
+
+/** The longest pause between such attempts. */
+const RETRY_PAUSE_LIMIT_MS = 1000;
 
 /**
  * The gate is shut by a failed `connect`, and opened by a probe that has connected. While the gate is shut, only the
@@ -4768,6 +4648,9 @@ function isStream(content: Content) {
 // allowlist opens an unknown route, such as a plugin's, a WebSocket there is not checked either. A token with `senders`
 // or `recipients` cannot open such a route.
 
+/** How many chunks a client may send before its WebSocket is open. It should send none (RFC 6455 4.1). */
+const EARLY_LIMIT = 16;
+
 /**
  * Reads from a client during its handshake. A socket that is not read does not report that its peer has left.
  * @returns a function that stops the reading. It returns the socket, with the bytes that the client has sent put back.
@@ -4786,6 +4669,12 @@ function listenEarly(socket: Socket) {
     return socket;
   };
 }
+
+/**
+ * How many unread bytes a WebSocket client may accumulate before it is disconnected. The backend writes to its readers
+ * one after the other, so a slow reader would delay all others.
+ */
+const BACKLOG_LIMIT_BYTES = 1024 * 1024;
 
 /**
  * Sends the backend's 101 to the client and relays bytes both ways. Closes both sides when one closes, fails or falls
@@ -5140,6 +5029,15 @@ function makeTicker(now: () => number) {
   };
 }
 
+/** How many bytes of log lines may be unread. Further lines are dropped, so that the log cannot fill memory. */
+const LOG_LIMIT_BYTES = 1024 * 1024;
+
+/**
+ * How long request lines are buffered before they are written. A write to a pipe costs as much as a refusal: with one
+ * write per line, sequential sends take a fifth more processor time.
+ */
+const LOG_PAUSE_MS = 10;
+
 /** One line per event. Every value is made by the gateway or quoted as JSON, so that no value can forge a line. */
 function makeLog(settings: AtStart, now: () => number, metrics: Metrics, sink: GatewayOptions['log']) {
   const format = settings['log.format'];
@@ -5217,12 +5115,18 @@ function logInternalError(core: Core, error: unknown, requestId?: string) {
   core.log(isFlood ? 'debug' : 'error', 'internal error', { requestId, stack });
 }
 
+/** The maximum length of a list in a log line or a response. */
+const LOG_LIST_LIMIT = 20;
+
 /** Joins words for a log line or a response. Beyond the first twenty, gives only their number. */
 function joinFirst(words: readonly string[], separator: string) {
   const others = words.length - LOG_LIST_LIMIT;
   const shown = words.slice(0, LOG_LIST_LIMIT).join(separator);
   return others > 0 ? `${shown}${separator}and ${others} more` : shown;
 }
+
+/** How often a warning that an unauthenticated client can trigger is logged, so that it cannot fill the disk. */
+const WARNING_RATE = { count: 1, perMs: 60_000 };
 
 /**
  * Logs a warning, at most once a minute. For warnings that an unauthenticated client can trigger.
@@ -5767,6 +5671,12 @@ function destroyThis(this: Socket) {
 
 /** For messages: the backend's URL in a usual compose file. */
 const EXAMPLE_URL = 'http://signal-api:8080';
+
+/**
+ * How long an idle connection to the backend is kept. The backend, or a proxy before it, must not close it first,
+ * because a send that is in transit when the connection closes is lost.
+ */
+const IDLE_TIMEOUT_MS = 4000;
 
 /** Reads the backend's URL into the parts that a request needs. No message shows it: it may contain a password. */
 function readBackend(value: unknown) {
@@ -6520,6 +6430,9 @@ function uuidOf({ uuid }: Contact) {
   return typeof uuid === 'string' && kindOf(uuid) === 'a UUID' ? uuid : '';
 }
 
+/** How many groups, and how many contacts, `add` lists. */
+const KNOWN_LIMIT = 100;
+
 /** What the backend knows, for somebody who has named no recipient. Ids come first, so that no name looks like one. */
 async function listKnown(settings: Settings, name: string, number: string) {
   const groups = (await listGroups(settings, number)).map(({ id, name }) => ['group', id, name] as const);
@@ -6614,28 +6527,44 @@ function showAnswer(text: string) {
   return cleanText(text).replace(/[\p{Cf}\s]+/gu, ' ').trim().slice(0, 500) || 'an empty body';
 }
 
+/** How long the backend may take to list what it knows. In some of its modes it starts a Java program for that. */
+const LIST_TIMEOUT_MS = 60_000;
+
+/** The longest answer of the backend that `add` and `test` read. A large account's contacts have a few MiB. */
+const ANSWER_LIMIT_BYTES = 16 * 1024 * 1024;
+
+/** Makes a request of the gateway's own to the backend. Rejects as fetch does, with what `reasonOfFetch` explains. */
+function fetchFromBackend({ name }: Settings['backend.url'], path: string, init: RequestInit) {
+  const headers = { 'User-Agent': `signal-gateway/${VERSION}`, ...init.headers };
+  return fetch(`${name}${path}`, { ...init, headers, redirect: 'manual' });
+}
+
+/** The text of an answer. @throws {Error} if it is too long. */
+async function readAnswer(response: Response) {
+  const chunks: Uint8Array[] = [];
+  let bytes = 0;
+  for await (const chunk of response.body ?? []) {
+    chunks.push(chunk);
+    bytes += chunk.length;
+    if (bytes > ANSWER_LIMIT_BYTES) throw new Error('its answer does not end');
+  }
+  return Buffer.concat(chunks).toString();
+}
+
 /**
- * Makes a request to the backend, at most within `backend.timeout`.
+ * Asks the backend as a command does, at most within `backend.timeout`.
  * @throws {Failure} if there is no answer.
  */
 async function askBackendFor(settings: Settings, path: string, init: RequestInit = {}, limitMs = LIST_TIMEOUT_MS) {
   const { name, authorization } = settings['backend.url'];
   const headers = {
-    'User-Agent': `signal-gateway/${VERSION}`,
     ...(authorization && { Authorization: authorization }),
     ...(init.body && { 'Content-Type': 'application/json' }),
   };
   const signal = AbortSignal.timeout(Math.min(settings['backend.timeout'], limitMs));
   try {
-    const response = await fetch(`${name}${path}`, { ...init, headers, redirect: 'manual', signal });
-    const chunks: Uint8Array[] = [];
-    let bytes = 0;
-    for await (const chunk of response.body ?? []) {
-      chunks.push(chunk);
-      bytes += chunk.length;
-      if (bytes > ANSWER_LIMIT_BYTES) throw new Error('its answer does not end');
-    }
-    return { status: response.status, text: Buffer.concat(chunks).toString() };
+    const response = await fetchFromBackend(settings['backend.url'], path, { ...init, headers, signal });
+    return { status: response.status, text: await readAnswer(response) };
   } catch (error) {
     const { reason, hint } = reasonOfFetch(error, name);
     const other = name === SETTINGS['backend.url'][2] ? '; --backend URL names another address' : '';
@@ -6666,7 +6595,7 @@ async function askForList<T>(settings: Settings, path: string, isEntry: (entry: 
     const whole = `${said}: ${showAnswer(text)}`;
     throw new Failure(`${whole}${hintForAnswer(status, text, whole)}`);
   }
-  const list = readAnswer(text) ?? [];
+  const list = parseAnswer(text) ?? [];
   if (Array.isArray(list) && list.every(isEntry)) return list;
   throw new Failure(`${said}, but not as signal-cli-rest-api does: correct backend.url`);
 }
@@ -6684,7 +6613,7 @@ function hintForAnswer(status: number, text: string, said: string) {
 }
 
 /** JSON, or a text that is none as it stands. Go writes an empty list as null where it was never made. */
-function readAnswer(text: string): unknown {
+function parseAnswer(text: string): unknown {
   try {
     return JSON.parse(text);
   } catch {
@@ -6710,6 +6639,9 @@ const SIGNAL_HINTS: Hints = [
     'the backend cannot reach Signal: check its internet connection',
   ],
 ];
+
+/** The longest time that a timer can have: `test` waits as long as `backend.timeout` says. */
+const TIMER_LIMIT_MS = 2 ** 31 - 1;
 
 /**
  * Sends a message as a token would, but straight to the backend, so that no secret is needed. A failure is then one of
@@ -6738,7 +6670,7 @@ async function testToken(settings: Settings, name: string, word: string | undefi
   const { status, text } = await askBackendFor(settings, '/v2/send', { method: 'POST', body }, TIMER_LIMIT_MS);
   const said = `from ${account} to ${joinFirst(recipients, ', ')}: the backend answers ${status} ${showAnswer(text)}`;
   // Newer backends answer 201 although some recipients got nothing, and name them in "errors".
-  const [first] = [readAnswer(text)].flat();
+  const [first] = [parseAnswer(text)].flat();
   const isSent = status === 201 && isObject(first) && first.errors === undefined;
   if (!isSent) throw new Failure(`${said}${hintForAnswer(status, text, said)}`);
   return `${said}\nLook at the phone: it shows "${message}".`;
@@ -6832,6 +6764,9 @@ async function runCommand(args: string[], env: NodeJS.ProcessEnv, stdin: () => B
   void askBackend(core);
   return { said: '' };
 }
+
+/** How long `add` and `test` wait before they say that the backend is asked. */
+const ASK_REMARK_MS = 3000;
 
 /** Says so if a command waits long for the backend: without a word, it would seem to hang. */
 async function patiently<T>(command: Promise<T>) {
@@ -7120,6 +7055,11 @@ const ASK_HINTS: Hints = [
   [/./, 'correct backend.url: something else listens there'],
 ];
 
+/** The first pause before it is asked again. Each further pause is twice as long, up to ASK_PAUSE_LIMIT_MS. */
+const ASK_PAUSE_MS = 1000;
+
+const ASK_PAUSE_LIMIT_MS = 60_000;
+
 /**
  * Asks the backend for its version and logs it: a wrong address should be noticed when the gateway starts, not when the
  * first alert is lost. Nothing else depends on the version. The request carries no userinfo, so if `backend.url` has
@@ -7152,6 +7092,9 @@ async function askBackend(core: Core) {
  */
 type Asked = { kind: 'answers' | 'wrong' | 'silent'; fields: object };
 
+/** How long the backend may take to report its version when the gateway starts. */
+const ASK_TIMEOUT_MS = 5000;
+
 /** Asks the backend for its version, once. */
 async function askOnce({ rules, server, upstream }: Core): Promise<Asked> {
   const { name, authorization } = rules['backend.url'];
@@ -7167,15 +7110,15 @@ async function askOnce({ rules, server, upstream }: Core): Promise<Asked> {
   server.on('request', stopIfOwn);
   setTimeout(() => asking.abort(new Error('timeout')), ASK_TIMEOUT_MS); // ends an unread body, too
   try {
-    const headers = { 'User-Agent': `signal-gateway/${VERSION}`, 'X-Request-Id': requestId };
-    const response = await fetch(`${name}/v1/about`, { headers, redirect: 'manual', signal: asking.signal });
+    const init = { headers: { 'X-Request-Id': requestId }, signal: asking.signal };
+    const response = await fetchFromBackend(rules['backend.url'], '/v1/about', init);
     const { status } = response;
     // A proxy in front of a backend that is still starting.
     if (status === 502 || status === 503 || status === 504) return failed('silent', new Error(`status ${status}`));
     upstream.isAwaited = false;
     if (status === 401 && authorization) return { kind: 'answers', fields: { status } };
     if (!response.ok) return failed('wrong', new Error(`status ${status}`));
-    const about = await response.json().catch(() => undefined);
+    const about = await readAnswer(response).then(parseAnswer, () => undefined);
     if (!isObject(about)) return failed('wrong', new Error('no JSON object'));
     const [version, mode] = [about.version, about.mode].map((value) => String(value ?? 'unknown').slice(0, 40));
     return { kind: 'answers', fields: { version, mode } };
@@ -7185,6 +7128,9 @@ async function askOnce({ rules, server, upstream }: Core): Promise<Asked> {
     server.off('request', stopIfOwn);
   }
 }
+
+/** How long the process waits on exit for its last log lines to be read. */
+const FLUSH_MS = 500;
 
 /**
  * Ends the process with 0 on SIGTERM or SIGINT. It is called before `listen`, so that the signals are handled before
