@@ -3125,7 +3125,8 @@ function buildMessage(token: Token, payload: JsonObject) {
   const shown = `${joinFirst(keys, ', ')}${keys.includes('…') ? ' (… is a name of 16 characters or more)' : ''}`;
   const reason = `no_${missing.join(',no_')}`;
   if (keys.length === 0) {
-    const detail = `The body is empty, or has no field but "auth". ${EMPTY_ADVICE}`;
+    const detail =
+      `The body is empty, or has no field but "auth"; post the message as text, as a form, or as JSON. ${EMPTY_ADVICE}`;
     throw withDetail('bad_field', detail, reason);
   }
   const others = missing.filter((name) => name !== 'message').join(' and ');

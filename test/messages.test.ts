@@ -381,7 +381,7 @@ suite('messages', SIDE_BY_SIDE, () => {
     @ {"defaults":{}} | {"alerts":[],"status":"x"} → reason=no_message,no_number,no_recipients | "This body has no text in "message"; give the token a template, such as "message": "{{eventType}}". The send lacks number and recipients; set this in the token's "defaults". The body's top-level keys are "alerts", "status"."
     @ {"defaults":{"number":"${FROM}"}} | {"message":"x","recipients":[]} → reason=no_recipients | "The send lacks recipients; set this in the token's "defaults". The body's top-level keys are "message", "recipients"."
     @ {"defaults":{"recipients":["${TO}"]}} | {"message":"x","number":2} → reason=no_number | "The send lacks number; set this in the token's "defaults". The body's top-level keys are "message", "number"."
-    {} ;; '' ;; ' \n' ;; 'message=' → reason=no_message | "The body is empty, or has no field but"
+    {} ;; '' ;; ' \n' ;; 'message=' → reason=no_message | "post the message as text, as a form, or as JSON."
     {"message":" \n","text":"x"} → reason=no_message | "keys are "message", "text"."
     {"message":"","sticker":"","base64_attachments":[]} → reason=no_message | "keys are "message", "sticker", "base64_attachments"."
     @ {"message":" {{typo}}\n"} | {"message":"x","auth":"${SECRET}","\"\n":1} → reason=no_message | "keys are "message", "\"\n"."
