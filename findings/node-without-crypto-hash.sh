@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# crypto.hash, the one-call digest, came in the middle of a release line: Node 20.11 lacks it, 20.12 has it, and so has
-# no version below 21.7. A default import hides that until the call; a named import does not even load.
+# crypto.hash, the one-call digest, came in the middle of a release line: Node 20.11 lacks it, 20.12 has it. A default
+# import hides that until the call; a named import does not even load.
 # Seen with Node 20.11.1 and 20.12.0.
 # A program for "Node 20" that hashes each credential this way starts on 20.11, and fails at the first request.
 set -u
