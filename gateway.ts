@@ -936,6 +936,8 @@ function makeCore(settings: AtStart, rules: Rules, options: GatewayOptions) {
      * that a Set outgrows, and an old table keeps all later requests alive until a full garbage collection.
      */
     running: [] as Exchange[],
+    /** Those with a large body of which a message is built, or waits to be. The first one has its turn. */
+    inTurn: [] as Exchange[],
     /** The gate and the slots of the current backend. A request that began before a reload keeps its own. */
     upstream: new Upstream(),
     /** The open WebSockets: the request that opened each, which is rechecked, and a function that closes it. */
@@ -2842,14 +2844,19 @@ async function readMessage(exchange: Exchange, body: RequestBody) {
       throw badField(nameToShow(name), 'is in the query, which is ignored for a POST');
     }
   }
-  const payload = target.isSendByGet
-    ? readForm(target.query, token)
-    : readPayload(token, await body.readWhole(), exchange.req.headers['content-type']);
-  const message = buildMessage(token, payload);
-  // A client that repeats its token in the text, as in "Door 1\n@auth=TOKEN", would show it to everyone who reads it.
-  const secret = exchange.credential?.secret;
-  if (secret && String(message.message ?? '').includes(secret)) throw badField('message', 'contains the API token');
-  const bytes = checkMessage(token, message);
+  const content = target.isSendByGet ? undefined : await body.readWhole();
+  const build = () => {
+    const payload = content
+      ? readPayload(token, content, exchange.req.headers['content-type'])
+      : readForm(target.query, token);
+    const message = buildMessage(token, payload);
+    // A client that repeats its token in the text, as in "Door 1\n@auth=TOKEN", would show it to everyone who reads it.
+    const secret = exchange.credential?.secret;
+    if (secret && String(message.message ?? '').includes(secret)) throw badField('message', 'contains the API token');
+    return checkMessage(token, message);
+  };
+  const isLong = content !== undefined && content.length > HEAD_LIMIT_BYTES;
+  const bytes = isLong ? await runInTurn(exchange, build) : build();
   // The longest are made of JSON with numbers such as 1e20, which JSON.stringify writes out: 1 MiB becomes 4.4 MiB.
   body.countHeld(bytes.length);
   return bytes;
@@ -2859,6 +2866,30 @@ async function readMessage(exchange: Exchange, body: RequestBody) {
 const EMPTY_ADVICE =
   'It needs Content-Length or chunked, and a client that repeats a request without its body after a 401 needs a ' +
   'bearer header.';
+
+/**
+ * Runs a task that may take the processor for a fraction of a second. Such tasks run one at a time, and after each one
+ * the other requests have as much time as it took. Attack: keep everybody waiting with many large bodies at once.
+ */
+async function runInTurn<T>(exchange: Exchange, task: () => T) {
+  const { inTurn } = exchange.core;
+  let tookMs = 0;
+  inTurn.push(exchange);
+  try {
+    await exchange.waitUntil(() => inTurn[0] === exchange, Infinity, 'busy');
+    const sinceMs = performance.now();
+    try {
+      return task();
+    } finally {
+      tookMs = performance.now() - sinceMs;
+    }
+  } finally {
+    setTimeout(() => {
+      inTurn.splice(inTurn.indexOf(exchange), 1);
+      inTurn[0]?.wake();
+    }, tookMs);
+  }
+}
 
 const NO_LIST = 'The body is a list; a webhook must be one JSON object, because a template cannot read a list.';
 
@@ -2929,12 +2960,9 @@ function unescapeBytes(text: string, escape: RegExp) {
  * not be lost is refused.
  */
 function readJson(json: Buffer) {
-  BodyScan.fieldsOf(json, 'none'); // stricter than JSON.parse: encoding, depth, an object
-  const text = json.toString();
-  for (const { key } of repeatedKeys(text)) {
-    if (isNeverDropped(key)) throw badField(nameToShow(key), 'may be given only once');
-  }
-  const payload = parseJson(text) as JsonObject;
+  const { value: payload, repeated } = parseJson(json);
+  const lost = repeated.find(isNeverDropped);
+  if (lost !== undefined) throw badField(nameToShow(lost), 'may be given only once');
   removeCredentials(payload);
   return payload;
 }
@@ -2943,9 +2971,9 @@ function readJson(json: Buffer) {
 function removeCredentials(value: unknown) {
   if (Array.isArray(value)) return value.forEach(removeCredentials);
   if (!isObject(value)) return;
-  for (const [key, member] of Object.entries(value)) {
+  for (const key of Object.keys(value)) {
     if (plainName(key) === 'auth') delete value[key];
-    else removeCredentials(member);
+    else removeCredentials(value[key]);
   }
 }
 
@@ -3187,8 +3215,10 @@ function fieldName(name: string) {
  * "Recipients". "amp;" remains of an "&" that was escaped for HTML.
  */
 function plainName(name: string) {
-  if (/^[a-z\d_]*$/.test(name)) return name; // at once, because a form of 1 MiB may have 200,000 names
-  const plain = name.normalize('NFKC').toLowerCase();
+  if (/^\w*$/.test(name)) return name.toLowerCase(); // at once, because a body of 1 MiB may have 200,000 names
+  // NFKC may make a name 18 times as long. What people write around a name stands at its ends.
+  const ends = name.length > 200 ? name.slice(0, 100) + name.slice(-100) : name;
+  const plain = ends.normalize('NFKC').toLowerCase();
   const withoutEntity = plain.slice(plain.lastIndexOf(';') + 1);
   const withoutIndex = withoutEntity.replace(/(?:\[|\.\d).*/s, '');
   return withoutIndex.replace(/[\s\p{C}@]/gu, '');
@@ -3229,7 +3259,7 @@ function isBlank(value: unknown = '') {
  */
 function checkMessage(token: Token, message: object) {
   const bytes = Buffer.from(JSON.stringify(message));
-  checkSomeFields(token, SEND_ROUTE, BodyScan.fieldsOf(bytes, 'all'));
+  checkSomeFields(token, SEND_ROUTE, BodyScan.fieldsOf(bytes));
   return bytes;
 }
 
@@ -3598,8 +3628,14 @@ const SPECIAL_IN_DATA = pairTable(/["\\,;]|[^ -\xff]/);
 /** The bytes that cannot stand in a number, `true`, `false` or `null`. */
 const AFTER_BARE = pairTable(/[^0-9a-z.E+-]/);
 
-/** The keys that matter; with `none`, only the syntax is checked. */
-const KEYS = { all: new Set(Object.keys(KEY_ROLES)), none: new Set() };
+/** The keys that matter. */
+const KEYS = new Set<string>(Object.keys(KEY_ROLES));
+
+/** Where a key stands in a document: from its opening quote to its colon. */
+interface KeyPlace {
+  readonly begin: number;
+  readonly end: number;
+}
 
 /** An open object or array. The outermost scope is the document itself. */
 interface Scope {
@@ -3657,8 +3693,7 @@ class BodyScan {
    */
   defers = false;
 
-  readonly #keys;
-  readonly #seen = new Set<BodyKey>();
+  readonly #seen = new Set<string>();
   #hasNumber = false; // not true of `"number": null`
   #fields: Field[] = [];
   #problem: Problem | undefined; // of the first field that was refused
@@ -3674,16 +3709,30 @@ class BodyScan {
   #offset = 0; // where in the document the chunk begins
   #utf8Tail: Buffer | undefined; // the beginning of a character that the next chunk completes
 
+  // What `keysOf` notes. Elsewhere no document is bounded, and so these could not be.
+  #escapedKeys: KeyPlace[] | undefined;
+  #repeatedKeys: string[] = [];
+  #keyBegin = 0; // where the latest key begins
+  #hasEscape = false; // since then
+
   /** The fields of a whole document. */
-  static fieldsOf(document: Buffer, keys: keyof typeof KEYS) {
-    const scan = new BodyScan(keys);
+  static fieldsOf(document: Buffer) {
+    const scan = new BodyScan();
     scan.write(document);
     scan.end();
     return scan.takeFields();
   }
 
-  constructor(keys: keyof typeof KEYS = 'all') {
-    this.#keys = KEYS[keys];
+  /**
+   * The keys with an escape of a whole document, at every depth, and the repeated keys of its top level. No key matters
+   * in it. Of a key that is longer than TEXT_LIMIT_BYTES, only the beginning counts as repeated.
+   */
+  static keysOf(document: Buffer) {
+    const scan = new BodyScan();
+    const escaped: KeyPlace[] = scan.#escapedKeys = [];
+    scan.write(document);
+    scan.end();
+    return { escaped, repeated: scan.#repeatedKeys };
   }
 
   /** The fields found since the last call. */
@@ -3798,6 +3847,8 @@ class BodyScan {
     if (char !== '"') this.#fail(i, 'expected a key in double quotes');
     const { depth, outer } = this.#scope;
     this.#scope.key = undefined;
+    this.#keyBegin = i;
+    this.#hasEscape = false;
     this.#expected = this.#readColon;
     // A key can matter at the top level, and in an object whose own key matters.
     this.#beginString(depth === 1 || outer!.key !== undefined);
@@ -3805,6 +3856,7 @@ class BodyScan {
 
   #readColon(i: number, char: string) {
     if (char !== ':') this.#fail(i, 'expected a colon');
+    if (this.#hasEscape) this.#escapedKeys?.push({ begin: this.#keyBegin, end: i });
     this.#expected = this.#readValue;
   }
 
@@ -3884,6 +3936,7 @@ class BodyScan {
     if (!ESCAPE.test(escape)) this.#fail(i, escape[1] ? 'expected four hexadecimal digits' : 'an unknown escape');
     if (escape[0] === 'u' && escape.length < 5) return i + 1;
     this.#escape = '';
+    this.#hasEscape = true;
     if (this.#text !== undefined) {
       this.#state = this.#readCollected;
       this.#collect(`\\${escape}`);
@@ -3921,14 +3974,19 @@ class BodyScan {
     if (key === 'number') this.#hasNumber = true;
   }
 
-  /** Notes a key that matters. */
+  /** Notes a key that matters, or one that is repeated. */
   #endKey(name: string) {
+    if (this.#escapedKeys) {
+      if (this.#seen.has(name)) this.#repeatedKeys.push(name);
+      this.#seen.add(name);
+      return;
+    }
     // Go's encoding/json folds case like this: apart from capitals, only the long s and the Kelvin sign become ASCII
     // letters.
     const key = name.replaceAll('\u017f', 's').toLowerCase() as BodyKey;
     // `base64_thumbnail` counts only in the object of `link_preview`. At the top level, the outer scope has no key.
     const within = key === 'base64_thumbnail' ? 'link_preview' : undefined;
-    if (this.#keys.has(key) && this.#scope.outer!.key === within) {
+    if (KEYS.has(key) && this.#scope.outer!.key === within) {
       this.#scope.key = key;
       if (name !== key) this.#refuse('must be spelled exactly like this');
       else if (this.#seen.has(key)) this.#refuse('may be given only once');
@@ -5264,42 +5322,69 @@ function noteObject(sources: Sources, config: unknown, prefix = '') {
  * @throws {UsageError} with the place of the mistake. JSON.parse's message could quote a secret, so BodyScan, which is
  *   as strict, finds the mistake first.
  */
-function parseFile(text: string): unknown {
+function parseFile(text: string) {
   const bytes = Buffer.from(text);
-  attempt(() => BodyScan.fieldsOf(bytes, 'none'), (error) => {
+  return attempt(() => parseJson(bytes).value, (error) => {
     const { why, atByte } = (error as unknown as Problem).details.syntax!;
     // One character shows a quote of a word processor, a comment and YAML.
     const [found] = /^[\p{L}\p{N}\p{P}\p{S}]/u.exec(bytes.toString('utf8', atByte)) ?? [];
     const instead = found && /^(?:expected|it must)/.test(why) ? `; there is ${found}` : '';
     return `is not a JSON object: ${placeAfter(bytes.toString('utf8', 0, atByte))}: ${why}${instead}`;
   });
-  return parseJson(text);
 }
 
-/** Parses valid JSON. If there are escapes, V8 sees a number in place of each key. */
-function parseJson(text: string): unknown {
-  // UNTIL V8 tells keys apart: once Node 24.21, 26.10 or Deno 2.9 has parsed a key that contains a backslash
-  // (`"priorit\\"`), it reads a key with an escape (`"priorit\u00e9"`) as that key wherever their source begins alike
-  // and the keys before them are the same, until the process ends (tests "attack: post a key…", "keys with an
-  // escape…").
-  if (!text.includes('\\')) return JSON.parse(text);
+/**
+ * Begins what stands for a key with an escape while V8 parses the document. UTF-8 has no lone surrogate, so no other key
+ * begins with one.
+ */
+const STAND_IN = '\ud800';
+
+/**
+ * Parses a JSON object, and tells the repeated keys of its top level.
+ * @throws {Problem} bad_json. BodyScan is stricter than JSON.parse: encoding, depth, an object.
+ */
+function parseJson(json: Buffer): { value: JsonObject; repeated: readonly string[] } {
+  const { escaped, repeated } = BodyScan.keysOf(json);
+  // UNTIL V8 tells keys apart: it compares the source of a key, cut at the length of the key, with keys that it has seen.
+  // Once Node 24.21, 26.10 or Deno 2.9 has parsed a key that contains a backslash (`"priorit\\"`), it reads a key with an
+  // escape (`"priorit\u00e9"`) as that key, until the process ends (tests "attack: post a key…", "keys with an escape…").
+  // A key without an escape is its own source. So V8 sees a number in place of each key with an escape.
+  const numbers = new Map<string, number>();
   const keys: string[] = [];
-  const numbered = text.replace(KEYS_AND_BRACES, (token, quoted: string, colon?: string) => {
-    return colon ? `"key ${keys.push(decodeKey(quoted)) - 1}":` : token;
-  });
-  return JSON.parse(numbered, (_, value) => {
-    if (!isObject(value)) return value;
-    return Object.fromEntries(Object.entries(value).map(([key, member]) => [keys[Number(key.slice(4))]!, member]));
-  });
+  let text = '';
+  let from = 0;
+  for (const { begin, end } of escaped) {
+    const quoted = json.toString('utf8', begin, end);
+    let number = numbers.get(quoted);
+    if (number === undefined) {
+      number = keys.push(JSON.parse(quoted) as string) - 1;
+      numbers.set(quoted, number);
+    }
+    text += `${json.toString('utf8', from, begin)}"${STAND_IN}${number}"`;
+    from = end;
+  }
+  const value: unknown = JSON.parse(text + json.toString('utf8', from));
+  return { value: (keys.length > 0 ? withKeys(value, keys) : value) as JsonObject, repeated };
+}
+
+/** A value with the keys for which numbers stand in it. */
+function withKeys(value: unknown, keys: readonly string[]): unknown {
+  if (Array.isArray(value)) return value.map((item) => withKeys(item, keys));
+  if (!isObject(value)) return value;
+  return Object.fromEntries(
+    Object.entries(value).map(([name, member]) => {
+      return [name.startsWith(STAND_IN) ? keys[Number(name.slice(1))]! : name, withKeys(member, keys)];
+    }),
+  );
 }
 
 /**
  * Matches, in valid JSON, each brace and each string, with the colon after a string that is a key. Strings that are
- * values are matched too, so that a brace in them does not count. Groups with names would take 1.7 times as long.
+ * values are matched too, so that a brace in them does not count.
  */
 const KEYS_AND_BRACES = /[{}]|("[^"\\]*(?:\\.[^"\\]*)*")(\s*:)?/g;
 
-/** Finds each key that is repeated in its object, because JSON.parse would take the last value. */
+/** Finds each key of a file that is repeated in its object, because JSON.parse would take the last value. */
 function* repeatedKeys(text: string) {
   const open: Set<string>[] = []; // the keys of each object that is open, the innermost first
   for (const { 0: token, 1: quoted = '', 2: colon, index } of text.matchAll(KEYS_AND_BRACES)) {

@@ -264,11 +264,11 @@ suite('scan', SIDE_BY_SIDE, () => {
 
   test('the syntax of a document of any size is checked without its keys, and it passes unchanged', () => {
     const text = `{"auth":{"x":[]},"Auth":1,"auth":2,"number":3,"":4,"a":"${'x'.repeat(300_000)}"}`;
-    const scan = new BodyScan('none');
-    assert.equal(Buffer.concat(push(scan, [Buffer.from(text)])).toString(), text);
-    assert.equal(scan.auth, undefined);
+    const document = Buffer.from(text);
+    assert.deepEqual(BodyScan.keysOf(document), { escaped: [], repeated: ['auth'] });
+    assert.equal(document.toString(), text);
     const broken = Buffer.from(text.replace('"a":', '"a"'));
-    assert.throws(() => new BodyScan('none').write(broken), { message: /expected a colon, at byte 54/ });
+    assert.throws(() => BodyScan.keysOf(broken), { message: /expected a colon, at byte 54/ });
   });
 
   test('a value that is none is reported at its first byte, wherever the document is cut', () => {
