@@ -37,14 +37,19 @@
  * more even without a queue, by more than the queue adds and less evenly. So V8's profiler measures "the queue alone":
  * the time in the class `Slots` and in what it calls outside the gateway's file. Only Node has this profiler.
  *
+ * The rows "idle" are of gateways that run as users start them, with variables alone or with a file, and of a bare
+ * node:http server, side by side for half a minute in which nobody talks to them: how often their threads wake up
+ * (voluntary context switches), and the processor time. Only on Linux.
+ *
  * Each server is a process (server.ts), and so is the load (load.ts), which has raw sockets. An unexpected response ends
  * the run, so that no server is fast because it fails. Everything listens on loopback, on ports that the system chooses.
  * Children exit when their standard input ends. Results are in RESULTS.md.
  */
 
-import { spawn } from 'node:child_process';
-import { arch, availableParallelism, cpus, loadavg, platform } from 'node:os';
-import { extname } from 'node:path';
+import { type ChildProcess, spawn } from 'node:child_process';
+import { mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
+import { arch, availableParallelism, cpus, loadavg, platform, tmpdir } from 'node:os';
+import { extname, join } from 'node:path';
 import { createInterface } from 'node:readline';
 import { setTimeout as delay } from 'node:timers/promises';
 import { fileURLToPath } from 'node:url';
@@ -257,6 +262,7 @@ async function measureAll(): Promise<void> {
   for (const row of ROWS) if (isWanted(row.name)) await measureRow(row, children, drive);
   await measureQueue(startServer, drive);
   if (isWanted('slots')) await measureSlots(startServer, drive);
+  if (isWanted('idle') && platform() === 'linux') await measureIdle(backend);
 }
 
 /** Whether `--only` selects a row. */
@@ -363,6 +369,48 @@ async function measureSlots(startServer: StartServer, drive: Drive): Promise<voi
     return [p99Ms, count * 1000 / tookMs];
   });
   report(`64 clients, ${SLOW_MS} ms each`, ['ms p99', '/s'], found);
+}
+
+/** What the threads of a process have done so far: how often they woke up, and for how many milliseconds they ran. */
+function activityOf({ pid }: ChildProcess): [wakeUps: number, ms: number] {
+  const tasks = readdirSync(`/proc/${pid}/task`).map((task) => `/proc/${pid}/task/${task}`);
+  const sum = (numbers: number[]): number => numbers.reduce((total, each) => total + each, 0);
+  const switches = tasks.map((task) =>
+    /^voluntary_ctxt_switches:\s*(\d+)/m.exec(readFileSync(`${task}/status`, 'utf8'))![1]
+  );
+  const runNs = tasks.map((task) => readFileSync(`${task}/schedstat`, 'utf8').split(' ')[0]);
+  return [sum(switches.map(Number)), sum(runNs.map(Number)) / 1e6];
+}
+
+async function measureIdle(backend: Child): Promise<void> {
+  const folder = mkdtempSync(join(tmpdir(), 'idle-'));
+  const file = join(folder, 'gateway.json');
+  writeFileSync(file, JSON.stringify({ tokens: { bench: { secret: SECRET } } }), { mode: 0o600 });
+  const common = ['--listen', '127.0.0.1:0', '--backend', `http://127.0.0.1:${backend.port}`];
+  const children: [row: string, server: string, child: ChildProcess][] = [];
+  const run = (row: string, server: string, args: string[], env: NodeJS.ProcessEnv = {}): void => {
+    const child = spawn(process.execPath, [...process.execArgv, ...args], { env: { ...process.env, ...env } });
+    child.stdout!.resume();
+    child.stderr!.on('data', (text) => console.error(`${server}: ${text}`));
+    children.push([row, server, child]);
+  };
+  const bare = "require('node:http').createServer().listen(0, '127.0.0.1')";
+  for (const [server, program] of Object.entries(GATEWAYS)) {
+    run('idle, variables', server, [program, ...common], { GATEWAY_TOKENS: SECRET });
+    run('idle, a file', server, [program, '--config', file, ...common]);
+  }
+  if (RUNTIME === 'Node') run('idle', 'bare node:http', ['-e', bare]);
+  await delay(20_000); // for work that is left from the start: V8 collects garbage some 8 s later
+  const before = children.map(([, , child]) => activityOf(child));
+  await delay(30_000);
+  const found = new Map<string, Found>();
+  for (const [i, [row, server, child]] of children.entries()) {
+    const slice = activityOf(child).map((value, j) => value - before[i]![j]!);
+    found.set(row, { ...found.get(row), [server]: [slice] });
+    child.kill();
+  }
+  for (const [row, slices] of found) report(row, ['wake-ups', 'ms'], slices);
+  rmSync(folder, { recursive: true });
 }
 
 function loadAverage(): string {

@@ -313,7 +313,7 @@ suite('add', SIDE_BY_SIDE, () => {
       const advice = /HOST stands for|A client on another machine needs this machine's address/.exec(stdout)?.[0];
       assert.match(
         stdout,
-        /^A gateway that runs with this file accepts it in 4 s; a systemd unit or a container has a copy: restart it\.$/m,
+        /^A gateway that runs with this file accepts it in 5 s; a systemd unit or a container has a copy: restart it\.$/m,
       );
       return [/http\S*\/\/(\S*)\/v2/.exec(stdout)?.[1], advice];
     };
