@@ -6365,10 +6365,8 @@ async function addToken({ file, env, flags }: CommandInput, name: string, words:
   const persons = recipients.map(({ id, title }) => title ? `${id} (${title})` : id).join(', ');
   const may = isSender ? `may send from ${number} to ${persons}` : 'may read the metrics';
   const force = before === undefined
-    ? 'The file is new: start the gateway with it, or start it again.'
-    : `A gateway that runs with this file accepts it in ${
-      Math.ceil((WATCH_MS + SETTLE_MS) / 1000)
-    } s; a systemd unit or a container has a copy: restart it.`;
+    ? 'The file is new: a gateway reads it when it starts.'
+    : `A gateway that runs with this file accepts it in ${Math.ceil((WATCH_MS + SETTLE_MS) / 1000)} s.`;
   const trial = isSender ? `\nThe command "test ${name}" sends a message as it would.` : '';
   const reply = uuids.length > 0 ? `\nA bot replies to UUIDs: add ${joinFirst(uuids, ', ')} to its "recipients".` : '';
   return `"${name}" is in ${shown}: it ${may}.\n${force}${trial}${reply}\n\n${line}${advice}`;

@@ -1,14 +1,14 @@
-import { execFile } from 'node:child_process';
+import { execFile, spawnSync } from 'node:child_process';
 import { createHash } from 'node:crypto';
 import { existsSync, readdirSync } from 'node:fs';
-import { cp, mkdir, symlink, writeFile } from 'node:fs/promises';
+import { cp, mkdir, mkdtemp, readFile, stat, symlink, writeFile } from 'node:fs/promises';
 import { dirname, join } from 'node:path';
 import { suite } from 'node:test';
 import { inspect, promisify } from 'node:util';
 import type { GatewayConfig, TokenConfig } from '../gateway.ts';
 import { assert, groupsOf, problemsOf } from './assertions.ts';
 import { askAsCurl } from './client.ts';
-import { blocks, folder, HERE, PACKAGE, PAGES, SOURCE } from './files.ts';
+import { ALL_PAGES, blocks, folder, HERE, INSTALLING, PACKAGE, PAGES, read, SOURCE } from './files.ts';
 import { ConfigError, createGateway } from './gateway.ts';
 import { SIDE_BY_SIDE, test } from './guard.ts';
 import { isNode } from './runtime.ts';
@@ -54,6 +54,119 @@ createGateway({ listen: 1 });
   const types = ['--typeRoots', join(HERE, 'node_modules/@types'), '--types', 'node', '--skipLibCheck'];
   const options = ['--ignoreConfig', '--noEmit', '--strict', '--module', 'nodenext', ...types];
   await promisify(execFile)(join(HERE, 'node_modules/.bin/tsc'), [typed, ...options], { cwd: home });
+});
+
+suite('the package for Debian', SIDE_BY_SIDE, () => {
+  test('keeps its configuration from other users, and has the same bytes wherever it is built', {
+    skip: spawnSync('dpkg-deb', ['--version']).status !== 0 && 'dpkg-deb is not here',
+  }, async (t) => {
+    const dir = folder(t);
+    const name = `${PACKAGE.name}_${PACKAGE.version}_all.deb`;
+    const build = async (umask: string) => {
+      const copy = await mkdtemp(join(dir, 'copy-'));
+      for (const file of ['packaging', 'LICENSE']) await cp(join(HERE, file), join(copy, file), { recursive: true });
+      const mjs = join(copy, 'gateway.mjs');
+      await writeFile(mjs, '#!/usr/bin/env node\n');
+      const args = ['-c', `umask ${umask} && packaging/build gateway.mjs ${PACKAGE.version} .`];
+      const env = { PATH: process.env.PATH, SOURCE_DATE_EPOCH: '1700000000' };
+      assert.equal((await promisify(execFile)('sh', args, { cwd: copy, env })).stdout, `${name}\n`);
+      return join(copy, name);
+    };
+    const deb = await build('022');
+    const again = await build('077');
+    assert.ok((await readFile(deb)).equals(await readFile(again)), 'in another folder, with another umask');
+
+    const dpkg = async (...args: string[]) => (await promisify(execFile)('dpkg-deb', args)).stdout;
+    const rows = (await dpkg('--contents', deb)).matchAll(/^(\S+ \S+) .* \.(\/\S*)$/gm);
+    const modes = Object.fromEntries(Array.from(rows, ([, mode, path]) => [path!, mode]));
+    assert.equal(modes['/etc/signal-gateway/'], 'drwxr-x--- root/root');
+    assert.deepEqual(Object.fromEntries(Object.entries(modes).filter(([path]) => !path.endsWith('/'))), {
+      '/etc/signal-gateway/environment': '-rw------- root/root',
+      '/usr/bin/signal-gateway': '-rwxr-xr-x root/root',
+      '/usr/lib/systemd/system/signal-gateway.service': '-rw-r--r-- root/root',
+      '/usr/share/doc/signal-gateway/changelog.gz': '-rw-r--r-- root/root',
+      '/usr/share/doc/signal-gateway/copyright': '-rw-r--r-- root/root',
+      '/usr/share/signal-gateway/gateway.mjs': '-rwxr-xr-x root/root',
+    });
+    assert.match(await dpkg('--field', deb), new RegExp(`^Version: ${PACKAGE.version}$`, 'm'));
+    assert.match(await dpkg('--field', deb, 'Depends'), /\bnodejs \(>= 20\)/);
+    assert.equal(await dpkg('--info', deb, 'conffiles'), '/etc/signal-gateway/environment\n');
+    assert.deepEqual([...new Set(groupsOf(ALL_PAGES, /(signal-gateway_[^`\s]*\.deb)/g))], [name]);
+  });
+
+  /** Runs the command with the paths of a folder, and programs there that note how they are called. */
+  async function runCommand(dir: string, uid: number, args: string[], code = 0) {
+    const bin = join(dir, 'bin');
+    await mkdir(bin, { recursive: true });
+    const note = (name: string) => `#!/bin/sh\necho "${name} $*"\n`;
+    for (const name of ['setpriv', 'chgrp', 'systemctl']) {
+      await writeFile(join(bin, name), note(name), { mode: 0o755 });
+    }
+    await writeFile(join(bin, 'id'), `#!/bin/sh\necho ${uid}\n`, { mode: 0o755 });
+    await writeFile(join(bin, 'node'), `${note('node')}env | grep ^GATEWAY_ | sort\nexit ${code}\n`, { mode: 0o755 });
+    const text = read('packaging/signal-gateway').replaceAll('/etc/signal-gateway', dir)
+      .replace('/usr/bin/node', join(bin, 'node')).replace('/usr/share/signal-gateway/', '');
+    await writeFile(join(dir, 'command'), text, { mode: 0o755 });
+    const env = { PATH: `${bin}:${process.env.PATH}` };
+    const { status, stdout, stderr } = spawnSync(join(dir, 'command'), args, { env, encoding: 'utf8' });
+    return { status, stderr, lines: stdout.split('\n').slice(0, -1) };
+  }
+
+  test('its command reads variables as systemd does, and nothing in them is run', async (t) => {
+    const dir = folder(t);
+    await writeFile(
+      join(dir, 'environment'),
+      ` # GATEWAY_A=comment
+;GATEWAY_B=comment
+GATEWAY_LISTEN=:8880  
+  GATEWAY_CORS="https://a.example, https://b.example"
+GATEWAY_RECIPIENTS='+15550100002'
+GATEWAY_TOKENS=home=a b$HOME\`id\`;echo "no" #no
+GATEWAY_LIMITS_BODY=1MiB`,
+    );
+    const { status, lines } = await runCommand(dir, 1000, ['render', 'a b']);
+    assert.deepEqual([status, ...lines], [
+      0,
+      'node gateway.mjs render a b',
+      `GATEWAY_CONFIG=${dir}/gateway.json`,
+      'GATEWAY_CORS=https://a.example, https://b.example',
+      'GATEWAY_LIMITS_BODY=1MiB',
+      'GATEWAY_LISTEN=:8880',
+      'GATEWAY_RECIPIENTS=+15550100002',
+      'GATEWAY_TOKENS=home=a b$HOME`id`;echo "no" #no',
+    ]);
+  });
+
+  test('as root, add lets the service read the file and starts it; everything else runs as its user', async (t) => {
+    const dir = folder(t);
+    const file = join(dir, 'gateway.json');
+    const asUser = '--reuid=signal-gateway --regid=signal-gateway --init-groups';
+    const test = await runCommand(dir, 0, ['test', 'home']);
+    assert.deepEqual(test.lines, [`setpriv ${asUser} ${dir}/bin/node gateway.mjs test home`]);
+
+    await writeFile(file, '{}', { mode: 0o600 });
+    const failed = await runCommand(dir, 0, ['add', 'home'], 2);
+    assert.deepEqual([failed.status, failed.lines], [2, ['node gateway.mjs add home', `GATEWAY_CONFIG=${file}`]]);
+    assert.equal((await stat(file)).mode & 0o777, 0o600, 'nothing follows a failure');
+
+    const { status, lines } = await runCommand(dir, 0, ['--backend', 'http://nas:8080', 'add', 'home']);
+    assert.deepEqual([status, ...lines], [
+      0,
+      'node gateway.mjs --backend http://nas:8080 add home',
+      `GATEWAY_CONFIG=${file}`,
+      `chgrp signal-gateway ${file}`,
+      'systemctl --quiet is-enabled signal-gateway',
+      'systemctl start signal-gateway',
+    ]);
+    assert.equal((await stat(file)).mode & 0o777, 0o640);
+  });
+
+  test('its unit is the one of the page, and a system call that it does not allow is an error, not the end', () => {
+    const unit = read('packaging/signal-gateway.service');
+    assert.deepEqual(blocks('ini', INSTALLING).filter((block) => block.includes('ExecStart=')), [unit]);
+    // Node 20 of Debian 13 asks for memory protection keys, where the processor has some.
+    assert.match(unit, /^SystemCallFilter=@system-service\n(?:#.*\n)*SystemCallErrorNumber=EPERM$/m);
+  });
 });
 
 suite('module', SIDE_BY_SIDE, () => {

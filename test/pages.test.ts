@@ -178,7 +178,7 @@ suite('pages', SIDE_BY_SIDE, () => {
     others.push('SIGNAL_API_URL', 'SIGNAL_ACCOUNT', 'NODE_OPTIONS');
     const known = new Set([...SETTING_ROWS.map(([, env]) => env), 'GATEWAY_TOKENS_FILE', 'GATEWAY_CONFIG', ...others]);
     const used = [...blocks('sh|yaml|ini'), ...groupsOf(ALL_PAGES, /`([^`\n]+)`/g)]
-      .flatMap((text) => groupsOf(text, /(?:^|[\s`-])([A-Z][A-Z_]{2,})(?:=|: )/gm));
+      .flatMap((text) => groupsOf(text, /(?:^|[\s`=-])([A-Z][A-Z_]{2,})(?:=|: )/gm));
     for (const name of ['GATEWAY_TRUSTED_PROXIES', 'GATEWAY_CONFIG', 'GATEWAY_TLS_KEY']) {
       assert.ok(used.includes(name), name);
     }
