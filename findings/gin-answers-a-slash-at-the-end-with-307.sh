@@ -3,7 +3,7 @@
 # a parameter with an encoded slash: /v1/groups/a%2Fb is 404 for /v1/groups/:id, unless UseRawPath is set.
 # Seen with gin 1.11.0.
 # A gateway that forwards the first must neither follow the redirect (a second request) nor pass it on (a client may
-# send its credential to the new place, or drop the body). It is better to refuse the path.
+# send its credential to the new place, or drop the body). It must refuse the path, or remove the slash itself.
 set -u
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
