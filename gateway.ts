@@ -38,7 +38,7 @@
  *
  * Words in comments: a "send" is a request that sends a message, by /v2/send or /v1/send. The body that the gateway
  * builds for a send is a "message". "Attack:" begins what a check prevents. "UNTIL …:" begins a workaround for a
- * runtime, and says when the workaround can go.
+ * runtime, and says when it can go. It names the script of findings/ that shows the behaviour, and fails once it is gone.
  *
  * @module
  */
@@ -1060,8 +1060,8 @@ function isWebSocket(req: IncomingMessage) {
 
 /** A request whose `upgrade`, which node:http writes and reads, is true only for a WebSocket and for CONNECT. */
 class UpgradableMessage extends IncomingMessage {
-  // UNTIL Node 24.9 is the oldest: older ones ignore `shouldUpgradeCallback`, and treat every offer of another protocol
-  // as an upgrade (test "a wish for another protocol").
+  // UNTIL Node 22.22 is the oldest: older ones, and 24 before 24.9, ignore `shouldUpgradeCallback`, and treat every offer
+  // of another protocol as an upgrade (findings/node-takes-an-offer-of-h2c-for-an-upgrade.sh).
   isUpgrade = false;
 
   get upgrade() {
@@ -1229,7 +1229,7 @@ function discardInput(socket: Socket) {
   // On every runtime this runs again for each piece of what follows, so the listeners of an earlier run are removed.
   // UNTIL Deno does not share the parser of a refused connection: its listeners are removed too, because Deno 2.9
   // reuses the parser for another connection, also after a timeout, and feeds it the bytes and the end of this one
-  // (tests "garbage sent byte by byte" and "the end of a refused connection").
+  // (findings/README.md; tests "garbage sent byte by byte" and "the end of a refused connection").
   socket.removeAllListeners('data').removeAllListeners('end').once('end', destroyThis).resume();
 }
 
@@ -1400,8 +1400,8 @@ async function closeGateway(core: Core) {
   if (!server.listening) return;
   const closed = once(server, 'close');
   server.close(); // and its idle connections
-  // UNTIL closeIdleConnections closes connections without a first byte: on Node 24 and Deno 2.9 it does not (test "a
-  // connection on which no request has begun").
+  // UNTIL Node 26 is the oldest: before, and on Deno 2.9, closeIdleConnections leaves connections without a first byte
+  // (findings/node-close-keeps-silent-connection.sh).
   for (const [socket, { speaker }] of connections) if (!speaker?.bytesRead) socket.destroy();
   const { shutdown } = core.rules;
   // The status tells the client whether the backend may have the request.
@@ -1640,7 +1640,7 @@ function isLastResponse({ core, connection, req, res, isBuiltMessage }: Exchange
   // HTTP libraries retry a GET on a kept connection that broke, and this GET sends.
   if (isBuiltMessage && req.method === 'GET') return true;
   // UNTIL Node keeps the bytes after a declined upgrade: it loses them, and parses the next piece of the body as a
-  // separate request (test "a request hidden in the body").
+  // separate request (findings/README.md; test "a request hidden in the body").
   if (req.headers.upgrade !== undefined || req.method === 'CONNECT') return true;
   // node:http hides the fields beyond the limit but obeys them, so it is uncertain where the request ends.
   return isTooLong(req);
@@ -2943,7 +2943,8 @@ function toUtf8(bytes: Buffer, contentType: string) {
   const isBigEndian = encoded[0] === 0xfe && encoded[1] === 0xff;
   try {
     const decoder = new TextDecoder(isBigEndian ? 'utf-16be' : charset, { fatal: true });
-    // UNTIL Node 20 goes: without `stream`, it reads 80 to 9F of windows-1252 (€ is 80) as control characters.
+    // UNTIL Node 24 is the oldest: without `stream`, older ones read 80 to 9F of windows-1252 (€ is 80) as control
+    // characters (findings/node-textdecoder-takes-windows-1252-for-latin-1.sh).
     return Buffer.from(decoder.decode(encoded, { stream: true }) + decoder.decode());
   } catch {
     throw badJson('The declared charset is unknown here, or the body is not in it; send UTF-8.');
@@ -3002,7 +3003,7 @@ const PART_LINE = /^(?!content-transfer-encoding:(?! *(?:7bit|8bit|binary)$)|con
 
 /** The fields of a multipart form. */
 function readMultipart(body: Buffer, contentType: string) {
-  // UNTIL `Response` refuses a part that it cannot read: Deno 2.9 skips it.
+  // UNTIL `Response` refuses a part that it cannot read: Deno 2.9 skips it (findings/deno-formdata-skips-a-part.sh).
   const boundary = (MULTIPART.exec(contentType) ?? failMultipart()).groups!.boundary!.replaceAll('"', '');
   // RFC 2046 5.1.1. A search for a boundary of 6000 bytes, in a body that nearly has it everywhere, took a second.
   if (boundary.length > 70) failMultipart();
@@ -3964,7 +3965,8 @@ class BodyScan {
     }
     // Most texts are ASCII without an escape: from the space to "~", without the backslash.
     // UNTIL V8 tells keys apart: a key is parsed here as a single string, not within an object. After Node 24.21 or
-    // 26.10 has parsed {"k\\":0}, it reads the key of {"k\"":0} as the same key.
+    // 26.10 has parsed {"k\\":0}, it reads the key of {"k\"":0} as the same key
+    // (findings/v8-json-key-read-as-earlier-key.sh).
     const isPlain = /^[ -[\]-~]*$/.test(text);
     const value = isPlain ? text : JSON.parse(`"${Buffer.from(text, 'latin1').toString()}"`) as string;
     this.#text = undefined;
@@ -4123,7 +4125,7 @@ async function relay(exchange: Exchange, content: Content, isUpgrade: boolean) {
     exchange.upstream.slots.release(exchange);
     const length = checkResponseHead(incoming, isUpgrade);
     // UNTIL Node 22 is the oldest: all headers go to writeHead, and none to res.setHeader before that, because Node 20.20
-    // would then send only one of several Set-Cookie.
+    // would then send only one of several Set-Cookie (findings/node20-writehead-drops-set-cookie.sh).
     const headers = headersForClient(exchange, incoming);
     if (takeSocket && incoming.statusCode === 101) {
       exchange.stage = 'tunnel';
@@ -4137,7 +4139,8 @@ async function relay(exchange: Exchange, content: Content, isUpgrade: boolean) {
     incoming.removeAllListeners('readable').resume();
   } catch (error) {
     // A connection whose response was cut off is not reused.
-    // UNTIL Node lets `outgoing.destroy()` destroy it: Node 26.10 pools the socket of a complete response.
+    // UNTIL Node lets `outgoing.destroy()` destroy it: Node 26.10 pools the socket of a complete response
+    // (findings/node26-pools-the-socket-of-a-destroyed-request.sh).
     if (incoming?.readableEnded === false) incoming.socket.destroy();
     // Ends the request to the backend too: the backend never gets the last byte of an upload that is refused.
     exchange.end(error instanceof Problem ? error : new Problem('bad_backend_answer', reasonOf(error)));
@@ -4308,8 +4311,8 @@ async function writeUpload(
   upload: RequestBody,
   onSent: () => void,
 ) {
-  // UNTIL Deno reads a response after a failed write: a backend that responds early and closes with unread bytes loses
-  // its response on Deno 2.9.
+  // UNTIL node:http reads a response that came before a failed write: a backend that responds early and closes with
+  // unread bytes loses some of its responses on every runtime (findings/node-http-loses-early-response.sh).
   const { rules } = exchange;
   const beforeEnd = async () => {
     await exchange.upstream.slots.acquire(exchange);
@@ -4688,8 +4691,8 @@ function connect(owner: Pick<Exchange, 'underway'>, request: http.RequestOptions
     outgoing.on('socket', (socket) => {
       socket.off('data', destroyThis); // readBackend added it
       if (!socket.connecting) onConnect(); // a kept connection
-      // UNTIL Node 26 is the oldest: Node 22 does not listen for errors while it frees a connection, and a write may
-      // fail then (test "a backend that responds before it has read a send").
+      // UNTIL node:http listens for errors while it frees a connection: a write may fail then
+      // (findings/node-http-freed-socket-has-no-error-listener.sh).
       else socket.on('error', destroyThis).once(isTls ? 'secureConnect' : 'connect', onConnect);
     });
   });
@@ -5201,7 +5204,7 @@ function warnRarely(core: Core, message: string, fields?: object, kind = '') {
 }
 
 // UNTIL Deno's process.stdout neither stalls where nobody reads it nor throws on a full disk, as in Deno 2.9: the
-// gateway uses Deno.stdout (tests "an unread log" and "standard output and standard error on a full disk").
+// gateway uses Deno.stdout (findings/deno-stdout-stalls.sh, findings/deno-stdout-throws-on-full-disk.sh).
 const { Deno: deno } = globalThis as { Deno?: { stdout: { write(bytes: Uint8Array): Promise<number> } } };
 let written = Promise.resolve();
 
@@ -5347,7 +5350,7 @@ function parseJson(json: Buffer): { value: JsonObject; repeated: readonly string
   const { escaped, repeated } = BodyScan.keysOf(json);
   // UNTIL V8 tells keys apart: it compares the source of a key, cut at the length of the key, with keys that it has seen.
   // Once Node 24.21, 26.10 or Deno 2.9 has parsed a key that contains a backslash (`"priorit\\"`), it reads a key with an
-  // escape (`"priorit\u00e9"`) as that key, until the process ends (tests "attack: post a key…", "keys with an escape…").
+  // escape (`"priorit\u00e9"`) as that key, until the process ends (findings/v8-json-key-read-as-earlier-key.sh).
   // A key without an escape is its own source. So V8 sees a number in place of each key with an escape.
   const numbers = new Map<string, number>();
   const keys: string[] = [];
@@ -5781,7 +5784,7 @@ function readBackend(value: unknown) {
   // Each backend has its own agent. It closes idle connections after IDLE_TIMEOUT_MS, and no other code uses them.
   const agent = new (protocol === 'https:' ? https : http).Agent({
     // UNTIL Deno sends a request only once: on a kept connection that ends before the head of the response, Deno 2.9
-    // sends it again, POST too (test "nothing is sent twice").
+    // sends it again, POST too (findings/deno-http-repeats-post.sh).
     keepAlive: !('Deno' in globalThis),
     keepAliveMsecs: SILENCE_MS,
     timeout: IDLE_TIMEOUT_MS,
@@ -5826,7 +5829,8 @@ function parseListen(text: string) {
  */
 function readFile(path: unknown, missing = '') {
   ensure(typeof path === 'string', 'must be the path of a file');
-  // UNTIL Deno gives the user's id without a permission: Deno 2 asks for --allow-sys.
+  // UNTIL Deno gives the user's id without a permission: Deno 2 asks for --allow-sys
+  // (findings/deno-getuid-needs-a-permission.sh).
   const uid = 'Deno' in globalThis ? undefined : process.getuid?.();
   const user = uid === undefined ? '' : ` by user ${uid}`;
   const explain = ({ code, name }: NodeJS.ErrnoException) => {
@@ -5890,7 +5894,8 @@ function pemParts(text: string, kind: string) {
  * @returns the gateway's own certificate, the first of its chain.
  */
 function checkTls({ 'tls.cert': cert, 'tls.key': key }: AtStart) {
-  // UNTIL node:https refuses all of this on every runtime: on Deno 2.9 it refuses nothing.
+  // UNTIL node:https refuses all of this on every runtime: on Deno 2.9 it refuses nothing
+  // (findings/deno-https-listens-with-any-certificate.sh).
   if (cert === undefined && key === undefined) return undefined;
   ensure(cert !== undefined && key !== undefined, 'needs both "cert" and "key"');
   const broken = (name: string) => () => `its "${name}" is empty, truncated or encrypted, or is not PEM`;
@@ -6095,7 +6100,8 @@ function readSecret(secret: unknown) {
  * random bits, and a slow hash at every request would overload a small computer.
  */
 function digestOf(secret: string) {
-  // UNTIL Node 20.12 is the oldest: earlier ones lack crypto.hash, which is 2 µs faster.
+  // UNTIL Node 20.12 is the oldest: earlier ones lack crypto.hash, which is 2 µs faster
+  // (findings/node-without-crypto-hash.sh).
   return crypto.hash?.('sha256', secret) ?? crypto.createHash('sha256').update(secret).digest('hex');
 }
 
@@ -6145,7 +6151,7 @@ async function runDemo(listen: string, level?: string, format = 'text') {
       if (level === 'debug' || !isOfRequest) writeOut(`${line}\n`);
     },
   });
-  stopOnSignal(gateway.server, gateway.close);
+  void stopOnSignal(gateway.close);
   const url = await gateway.listen().catch(failPort);
   return `
 A demo: the backend is a stand-in, and nothing reaches Signal.
@@ -6843,7 +6849,7 @@ async function runCommand(args: string[], env: NodeJS.ProcessEnv, stdin: () => B
   if (isRender) return renderMessage(settings, rest[0]!, stdin());
   if (isTest) return { said: await patiently(testToken(settings, rest[0]!, rest[1], values.from)) };
   const core = makeCore(settings, makeRules(settings), {});
-  stopOnSignal(core.server, () => closeGateway(core));
+  void stopOnSignal(() => closeGateway(core));
   reloadOnChange(core, load);
   await startListening(core).catch(failPort);
   // The last resort: no client may crash the process, whatever throws. Only from here on, because a taken port should
@@ -7224,17 +7230,13 @@ const FLUSH_MS = 500;
  * Ends the process with 0 on SIGTERM or SIGINT. It is called before `listen`, so that the signals are handled before
  * the log says that the gateway listens.
  */
-function stopOnSignal(server: http.Server, close: () => Promise<void>) {
-  // UNTIL Deno ends while a signal is handled: signals are handled only after "listening", because otherwise Deno 2.9
-  // would not end if the port is taken.
-  server.once('listening', async () => {
-    await Promise.race([once(process, 'SIGTERM'), once(process, 'SIGINT')]);
-    // The process ends even if closing fails. Unread log output, and the timers of reloads and of the query at start,
-    // would otherwise keep the process running.
-    await close().finally(() => {
-      setTimeout(() => process.exit(), FLUSH_MS);
-      setImmediate(writeOut, '', () => process.exit()); // one turn later, when the failure was logged
-    });
+async function stopOnSignal(close: () => Promise<void>) {
+  await Promise.race([once(process, 'SIGTERM'), once(process, 'SIGINT')]);
+  // The process ends even if closing fails. Unread log output, and the timers of reloads and of the query at start,
+  // would otherwise keep the process running.
+  await close().finally(() => {
+    setTimeout(() => process.exit(), FLUSH_MS);
+    setImmediate(writeOut, '', () => process.exit()); // one turn later, when the failure was logged
   });
 }
 
@@ -7278,8 +7280,8 @@ function reloadOnChange(core: Core, load: () => Settings) {
 /** Whether this file is run, not imported. */
 function isEntryPoint() {
   if (import.meta.main !== undefined) return import.meta.main;
-  // UNTIL Node 22.18 is the oldest: earlier ones have no import.meta.main, so argv[1] is compared. It may lack the
-  // suffix, and is a link where the package is installed.
+  // UNTIL Node 22.18 is the oldest: earlier ones have no import.meta.main (findings/node-import-meta-main-undefined.sh),
+  // so argv[1] is compared. It may lack the suffix, and is a link where the package is installed.
   try {
     return createRequire(import.meta.url).resolve(process.argv[1] ?? '') === fileURLToPath(import.meta.url);
   } catch { // argv[1] is not a script

@@ -6,9 +6,9 @@ import { dirname, join } from 'node:path';
 import { suite } from 'node:test';
 import { inspect, promisify } from 'node:util';
 import type { GatewayConfig, TokenConfig } from '../gateway.ts';
-import { assert, groupsOf, problemsOf } from './assertions.ts';
+import { assert, difference, groupsOf, problemsOf } from './assertions.ts';
 import { askAsCurl } from './client.ts';
-import { ALL_PAGES, blocks, folder, HERE, INSTALLING, PACKAGE, PAGES, read, SOURCE } from './files.ts';
+import { ALL_PAGES, blocks, folder, HERE, INSTALLING, PACKAGE, PAGES, read, SOURCE, TESTS } from './files.ts';
 import { ConfigError, createGateway } from './gateway.ts';
 import { SIDE_BY_SIDE, test } from './guard.ts';
 import { isNode } from './runtime.ts';
@@ -247,4 +247,26 @@ suite('module', SIDE_BY_SIDE, () => {
       'export type { Gateway, GatewayConfig, GatewayOptions, TokenConfig };',
     ]);
   });
+});
+
+test('each workaround names what shows that it is needed: scripts of findings/, which its README lists, and tests', () => {
+  const comments = Array.from(SOURCE.matchAll(/(?:^ *\/\/ .*\n)+/gm), ([text]) => text.replace(/\n *\/\/ /g, ' '));
+  const workarounds = comments.filter((text) => /UNTIL [^…]/.test(text));
+  assert.ok(workarounds.length > 10, `${workarounds.length} workarounds`);
+  assert.deepEqual(workarounds.filter((text) => !text.includes('findings/')), [], 'what names none');
+  const scripts = readdirSync(join(HERE, 'findings')).filter((name) => name.endsWith('.sh'));
+  const named = groupsOf(workarounds.join('\n'), /findings\/([\w.-]+\.sh)/g);
+  assert.deepEqual(named.filter((name) => !scripts.includes(name)), [], 'scripts that are not there');
+  const listed = groupsOf(read('findings/README.md'), /^\| `([\w.-]+)` \|/gm).map((name) => `${name}.sh`);
+  assert.deepEqual(difference('findings/', scripts, 'findings/README.md', listed), []);
+  const titles = groupsOf(TESTS, /^ *(?:test|table)\(\s*(?:'|"|`)(.*)/gm);
+  const quoted = groupsOf(workarounds.join('\n'), /tests? ("[^)]*)\)/g).flatMap((list) =>
+    groupsOf(list, /"([^"]+?)…?"/g)
+  );
+  assert.ok(quoted.length > 0, 'no test is quoted');
+  assert.deepEqual(
+    quoted.filter((name) => !titles.some((title) => title.includes(name))),
+    [],
+    'tests that are not there',
+  );
 });
