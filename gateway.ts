@@ -936,7 +936,7 @@ function makeCore(settings: AtStart, rules: Rules, options: GatewayOptions) {
      * that a Set outgrows, and an old table keeps all later requests alive until a full garbage collection.
      */
     running: [] as Exchange[],
-    /** Those with a large body of which a message is built, or waits to be. The first one has its turn. */
+    /** The requests whose large body is made into a message, one at a time. The first one has its turn. */
     inTurn: [] as Exchange[],
     /** The gate and the slots of the current backend. A request that began before a reload keeps its own. */
     upstream: new Upstream(),
@@ -3217,7 +3217,8 @@ function fieldName(name: string) {
  */
 function plainName(name: string) {
   if (/^\w*$/.test(name)) return name.toLowerCase(); // at once, because a body of 1 MiB may have 200,000 names
-  // NFKC may make a name 18 times as long. What people write around a name stands at its ends.
+  // Attack: a name of 1 MiB, which takes a second, because NFKC makes it 18 times as long. What makes a name another one
+  // than it should be stands at its ends.
   const ends = name.length > 200 ? name.slice(0, 100) + name.slice(-100) : name;
   const plain = ends.normalize('NFKC').toLowerCase();
   const withoutEntity = plain.slice(plain.lastIndexOf(';') + 1);
@@ -3710,11 +3711,11 @@ class BodyScan {
   #offset = 0; // where in the document the chunk begins
   #utf8Tail: Buffer | undefined; // the beginning of a character that the next chunk completes
 
-  // What `keysOf` notes. Elsewhere no document is bounded, and so these could not be.
+  // What `keysOf` notes of a document in one chunk. A document that streams may be too long for such lists.
   #escapedKeys: KeyPlace[] | undefined;
   #repeatedKeys: string[] = [];
-  #keyBegin = 0; // where the latest key begins
-  #hasEscape = false; // since then
+  #keyBegin = 0; // where in the chunk the latest key begins
+  #hasEscape = false; // whether there was an escape since then
 
   /** The fields of a whole document. */
   static fieldsOf(document: Buffer) {
@@ -3725,8 +3726,9 @@ class BodyScan {
   }
 
   /**
-   * The keys with an escape of a whole document, at every depth, and the repeated keys of its top level. No key matters
-   * in it. Of a key that is longer than TEXT_LIMIT_BYTES, only the beginning counts as repeated.
+   * Checks the syntax of a whole document. No key matters in it, and it is not changed.
+   * @returns where it has keys with an escape, at every depth, and which keys its top level repeats. Of a key that is
+   *   longer than TEXT_LIMIT_BYTES, only the beginning is compared.
    */
   static keysOf(document: Buffer) {
     const scan = new BodyScan();

@@ -15,6 +15,9 @@ export const QUEUE_GOALS: Record<number, string> = { 2: '≤ 12', 50: '≤ 40' }
 /** The tokens of the gateway, and what they send. */
 export const SECRET = 'a-plain-secret-for-the-benchmark';
 export const CONFINED = 'another-secret-that-opens-much-less';
+/** This one posts JSON, of which the gateway builds a message. */
+export const HOOK = 'a-third-secret-that-posts-any-json';
+export const TEMPLATE = '{{#alerts}}\n{{status}}: {{labels.alertname}}\n{{annotations.summary}}\n{{/alerts}}';
 export const otherSecret = (i: number | string): string => `a-secret-of-one-of-many-tokens-${i}`;
 export const MESSAGE = {
   message: 'The washing machine is done.',
@@ -42,7 +45,10 @@ export interface Job {
 }
 
 /** What a process reports. */
-export type Told = Record<'port' | 'cpuUs' | 'bytes' | 'highBytes' | 'slotsUs' | 'count' | 'tookMs' | 'p99Ms', number>;
+export type Told = Record<
+  'port' | 'cpuUs' | 'bytes' | 'highBytes' | 'slotsUs' | 'count' | 'tookMs' | 'medianMs' | 'p99Ms',
+  number
+>;
 
 export function say(message: object): void {
   process.stderr.write(`${JSON.stringify(message)}\n`);

@@ -11,7 +11,7 @@
  * `npm run bench` measures the compiled file on the Node that runs it. `npm run bench:deno` measures gateway.ts, and so
  * does `node bench/run.ts` (22.18 and newer). GATEWAY_FILE names another file. `--beside FILE` measures a second gateway
  * in the same rounds: another version (compiled, for Node 20). `--only PATTERN` measures only the rows that match a
- * regular expression; `slots`, `2 tokens` and `50 tokens` are also rows.
+ * regular expression; `slots`, `2 tokens`, `50 tokens`, `alerts`, `hostile JSON` and `idle` are also rows.
  *
  * Only ratios are meaningful. Ratios of processor time are more reliable than ratios of throughput, because the load,
  * the backend and other work on the machine need the same cores. Processor time is user and system time of the server's
@@ -41,6 +41,10 @@
  * node:http server, side by side for half a minute in which nobody talks to them: how often their threads wake up
  * (voluntary context switches), and the processor time. Only on Linux.
  *
+ * The row "alerts" is a body of Alertmanager, 945 KiB, whose texts have a `\n`: the gateway builds a message from it. It
+ * is compared with the same body without an escape. The row "hostile JSON" is the median of the small sends of a token,
+ * while another one posts 16 bodies of 1 MiB at a time, whose nested keys have escapes.
+ *
  * Each server is a process (server.ts), and so is the load (load.ts), which has raw sockets. An unexpected response ends
  * the run, so that no server is fast because it fails. Everything listens on loopback, on ports that the system chooses.
  * Children exit when their standard input ends. Results are in RESULTS.md.
@@ -57,6 +61,7 @@ import { parseArgs } from 'node:util';
 import {
   BLOCK_BYTES,
   CONFINED,
+  HOOK,
   type Job,
   MESSAGE,
   otherSecret,
@@ -150,6 +155,27 @@ function post(authorization: string, { auth, megabytes = 0 }: { auth?: string; m
 function bearer(secret: string): string {
   return `Authorization: Bearer ${secret}\r\n`;
 }
+
+/** JSON of which the gateway builds a message. */
+function postJson(body: string): string {
+  return `POST /v2/send HTTP/1.1\r\nHost: gateway:8880\r\n${bearer(HOOK)}Content-Type: application/json\r\n` +
+    `Content-Length: ${Buffer.byteLength(body)}\r\n\r\n${body}`;
+}
+
+/** A body as Alertmanager posts it. @param gap two bytes of JSON between the sentences of a text. */
+function alerts(gap: string): string {
+  const one = (i: number): string =>
+    `{"status":"firing","labels":{"alertname":"DiskFull","instance":"host-${i}.example:9100","severity":"critical"},` +
+    `"annotations":{"summary":"The disk is nearly full.${gap}Call the one on duty.","description":"Host ${i}:${gap}97 %"},` +
+    `"startsAt":"2026-11-28T10:00:00.000Z","endsAt":"0001-01-01T00:00:00Z","generatorURL":"http://a.example/graph?g0",` +
+    `"fingerprint":"${(i + 2 ** 40).toString(16)}"}`;
+  let list = one(1000);
+  for (let i = 1001; list.length < 945 * 1024; i++) list += `,${one(i)}`;
+  return `{"receiver":"phone","status":"firing","alerts":[${list}],"commonLabels":{},"version":"4"}`;
+}
+
+const NESTED = `,${'{"\\u0061":'.repeat(40)}0${'}'.repeat(40)}`;
+const HOSTILE = `{"status":"x","alerts":[0${NESTED.repeat(2 ** 20 / NESTED.length - 1)}]}`;
 
 const BASIC = `Authorization: Basic ${Buffer.from(`api:${SECRET}`).toString('base64')}\r\n`;
 const SEND = post(bearer(SECRET));
@@ -261,6 +287,8 @@ async function measureAll(): Promise<void> {
   for (const server of new Set([...SENDERS, ...REFUSERS])) children[server] = await startServer(server);
   for (const row of ROWS) if (isWanted(row.name)) await measureRow(row, children, drive);
   await measureQueue(startServer, drive);
+  if (isWanted('alerts')) await measureAlerts(startServer, drive);
+  if (isWanted('hostile JSON')) await measureHostile(startServer, drive);
   if (isWanted('slots')) await measureSlots(startServer, drive);
   if (isWanted('idle') && platform() === 'linux') await measureIdle(backend);
 }
@@ -355,6 +383,45 @@ async function measureQueue(startServer: StartServer, drive: Drive): Promise<voi
     }
     for (const child of Object.values(children)) child.stop();
   }
+}
+
+async function measureAlerts(startServer: StartServer, drive: Drive): Promise<void> {
+  const [own = '', ...others] = Object.keys(GATEWAYS);
+  const names = [own, 'no escape', ...others];
+  const [escaped, plain] = ['\\n', '. '].map((gap) => postJson(alerts(gap)));
+  const children: Record<string, Child> = { [own]: await startServer(own) };
+  children['no escape'] = children[own]!;
+  for (const name of others) children[name] = await startServer(name);
+  const measure = async (name: string): Promise<number[]> => {
+    const job = { row: 'alerts', request: name === 'no escape' ? plain! : escaped!, connections: 1, count: 5 };
+    const { cpuUs, perSecond } = await measureSlice(children[name]!, drive, job);
+    return [cpuUs / 1000, perSecond];
+  };
+  await inTurns(names, 5, measure);
+  report('alerts of 945 KiB', ['ms', '/s'], await inTurns(names, SCALE.uploads, measure), {
+    'no escape': '≥ 0.67',
+    beside: undefined,
+  });
+  for (const child of new Set(Object.values(children))) child.stop();
+}
+
+async function measureHostile(startServer: StartServer, drive: Drive): Promise<void> {
+  const other = await start('load');
+  const children: Record<string, Child> = {};
+  for (const name of Object.keys(GATEWAYS)) children[name] = await startServer(name);
+  let turn = 0;
+  const found = await inTurns(Object.keys(GATEWAYS), 3, async (name) => {
+    const child = children[name]!;
+    const row = `turn ${++turn}`; // with connections of its own, because idle ones are closed meanwhile
+    const job = { port: child.port, row, request: postJson(HOSTILE), connections: 16, megabytes: 0, tokens: 1 };
+    const hostile = other.ask({ ...job, expect: [201, 400], count: 1e9, forMs: 10_000 });
+    await delay(1000);
+    const { medianMs } = await drive(child, { row, connections: 1, forMs: 8000 });
+    await hostile;
+    return [medianMs];
+  });
+  report('hostile JSON', ['ms median'], found);
+  for (const child of [other, ...Object.values(children)]) child.stop();
 }
 
 async function measureSlots(startServer: StartServer, drive: Drive): Promise<void> {

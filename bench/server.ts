@@ -12,6 +12,7 @@ import { resolve } from 'node:path';
 import { pathToFileURL } from 'node:url';
 import {
   CONFINED,
+  HOOK,
   MESSAGE,
   onLines,
   otherSecret,
@@ -21,6 +22,7 @@ import {
   say,
   SECRET,
   SLOW_MS,
+  TEMPLATE,
 } from './common.ts';
 
 const [role = '', port = '', file = ''] = process.argv.slice(2);
@@ -73,6 +75,7 @@ async function gateway(port: string, file: string, parallel = 0, others = 0): Pr
         recipients: MESSAGE.recipients,
         rate: '100000/1s',
       },
+      hook: { secret: HOOK, defaults: { number: MESSAGE.number, recipients: MESSAGE.recipients }, message: TEMPLATE },
       ...Object.fromEntries(Array.from({ length: others }, (_, i) => [`other-${i}`, { secret: otherSecret(i) }])),
     },
   });

@@ -8,6 +8,7 @@ import { assert, closed, linesOf, logLines, pass, requests, until, within } from
 import { barred, startBackend } from './backend.ts';
 import { ask, beginSend, type Connection, open, raw, rawRequest } from './client.ts';
 import { several, slots, tokens } from './configs.ts';
+import { fileWith } from './files.ts';
 import { SIDE_BY_SIDE, test } from './guard.ts';
 import {
   answerAll,
@@ -39,7 +40,7 @@ import {
   SEND,
   sized,
 } from './samples.ts';
-import { startBoth, startGateway } from './start.ts';
+import { startBoth, startGateway, startProcess } from './start.ts';
 import { openWebSocket } from './websocket.ts';
 
 suite('slots', SIDE_BY_SIDE, () => {
@@ -59,6 +60,44 @@ suite('slots', SIDE_BY_SIDE, () => {
       await answerAll(backend, flood);
       assert.equal(backend.most, Math.max(most, parallel));
     }
+  });
+
+  // In a process of its own, because the time of this one ignores long turns of the event loop.
+  test('attack: keep everybody waiting with large bodies; a send of another token goes between them', async (t) => {
+    const backend = await startBackend(t);
+    const tokens = { hostile: { secret: OTHER, defaults: DEFAULTS }, honest: { secret: SECRET } };
+    const file = fileWith(t, { tokens, backend: { url: backend.url } });
+    const gateway = await startProcess(t, { args: ['--config', file] });
+    const keys = `${'{"\\u0061":'.repeat(40)}0${'}'.repeat(40)}`;
+    const body = `{"message":"large","a":[${`${keys},`.repeat(600)}0]}`;
+    const headers = { authorization: `Bearer ${OTHER}` };
+    const large = Array.from({ length: 12 }, () => ask(gateway, { body, headers }));
+    const { socket } = open(t, gateway);
+    await until(() => backend.seen.length > 0);
+    socket.write(SEND);
+    for (const { status } of await Promise.all(large)) assert.equal(status, 201);
+    await until(() => backend.seen.length === 13);
+    const place = backend.seen.findIndex((seen) => !String(seen.body).includes('large'));
+    assert.ok(place < 8, `it was number ${place + 1}`);
+  });
+
+  test('a large body whose client leaves while it waits for its turn is not sent, and those behind it are', async (t) => {
+    const { backend, gateway } = await startBoth(t, { tokens: { hook: { secret: SECRET, defaults: DEFAULTS } } });
+    const posts = Array.from({ length: 8 }, (_, i) => {
+      const to = { port: gateway.port, agent: false, method: 'POST', path: '/v2/send', headers: BEARER };
+      const body = JSON.stringify({ message: String(i), a: Array.from({ length: 60_000 }, () => ({})) });
+      return http.request(to).on('error', () => {}).end(body);
+    });
+    while (backend.seen.length === 0) await new Promise(setImmediate);
+    for (const req of posts.slice(3, 7)) req.destroy();
+    await until(() => requests(gateway).length === 8);
+    const sent = backend.seen.map(({ body }) => JSON.parse(String(body)).message);
+    assert.ok(['0', '1', '2', '7'].every((message) => sent.includes(message)), String(sent));
+    // Some of the four may have had their turn before.
+    const reached = requests(gateway).filter(({ status, reason }) =>
+      status === 201 || /^answered/.test(String(reason))
+    );
+    assert.equal(sent.length, reached.length);
   });
 
   test('slots are assigned in the order of requests, and a reload to more or fewer slots takes effect', async (t) => {

@@ -179,6 +179,39 @@ test(
   },
 );
 
+// An alert with a line feed in each of its texts cost four times as much, and a long key a hundred times.
+test('JSON with escapes in its texts costs at most twice what it costs without, and a long key four times what a long text costs', async (t) => {
+  const { gateway } = await startBoth(
+    t,
+    tokens({ defaults: DEFAULTS, message: '{{#alerts}}{{status}}{{/alerts}}{{message}}' }),
+  );
+  const agent = new http.Agent({ keepAlive: true });
+  t.after(() => agent.destroy());
+  const post = (...row: string[]): () => Promise<void> => {
+    const text = repeated(MIB * 0.9, row);
+    return async () => {
+      const { status } = await ask(gateway, { body: text, headers: BEARER, agent });
+      assert.ok([201, 400].includes(status), `${status}`);
+    };
+  };
+  const alerts = (gap: string): string[] => [
+    '{"alerts":[0',
+    `,{"status":"firing","labels":{"alertname":"DiskFull","instance":"host-######"},"annotations":{"summary":"Full.${gap}Call."}}`,
+    ']}',
+  ];
+  for (
+    const [most, cheap, dear] of [
+      [2, post(...alerts('. ')), post(...alerts('\\n'))],
+      [4, post('{"message":"x","a":"', '\ufdfa', '"}'), post('{"message":"x","', '\ufdfa', '":1}')],
+    ] as const
+  ) {
+    await leastMs(0, cheap, 3);
+    const cheapMs = await leastMs(0, cheap);
+    const dearMs = await leastMs(most * cheapMs, dear);
+    assert.ok(dearMs <= most * cheapMs, `${cheapMs} ms and ${dearMs} ms`);
+  }
+});
+
 test(
   'attack: a body that fails late while it streams, a target or a header; four times the length takes at most twelve times as long',
   {},
