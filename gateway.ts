@@ -1686,8 +1686,10 @@ async function handle(exchange: Exchange, isUpgrade: boolean) {
     // It comes before the endpoint, so that another site cannot learn which endpoints are allowed. The rate comes after
     // the endpoint, because a request that can never pass must not use up the rate of those that can.
     claimConnection(exchange);
+    // Attack: begin a body with `auth` before the token is removed, and end it after that. Such a request had no token
+    // yet when the reload looked for what must end, so it is looked at here.
     const refusal = refusalOfBrowser(rules, exchange) ?? refusalOfPlayer(exchange) ??
-      refusalOfEndpoint(token, target, client);
+      refusalOfEndpoint(token, target, client) ?? (rules === core.rules ? undefined : refusalOfStale(exchange));
     if (refusal) throw refusal;
     takeRate(core, token);
     if (target.route === METRICS_ROUTE) return respondText(exchange, core.metrics.render(core), METRICS_TYPE);
@@ -2056,8 +2058,8 @@ interface Credential {
 
 /**
  * A token with all its settings, including inherited ones. Only the digest of its secret is kept. `expires` is Infinity
- * for never, and is checked at every request, so no reload is needed. A list that is
- * undefined means no limit, also after the defaults and the top level were applied. An empty one cannot occur.
+ * for never, and is checked at every request, so no reload is needed. Here the defaults and the top level have been
+ * applied: a list that is undefined means no limit. An empty one cannot occur.
  */
 type Token =
   & Omit<TokenSettings, 'senders' | 'recipients'>
@@ -3216,13 +3218,17 @@ function fieldName(name: string) {
  */
 function plainName(name: string) {
   if (/^\w*$/.test(name)) return name.toLowerCase(); // at once, because a body of 1 MiB may have 200,000 names
-  // NFKC may make a name 18 times as long. What people write around a name stands at its ends.
-  const ends = name.length > 200 ? name.slice(0, 100) + name.slice(-100) : name;
+  // NFKC may make a name 18 times as long, so a long one is cut: a field's name is short without what is not seen.
+  const seen = name.length > 200 ? name.replace(UNSEEN, '') : name;
+  const ends = seen.length > 200 ? seen.slice(0, 100) + seen.slice(-100) : seen;
   const plain = ends.normalize('NFKC').toLowerCase();
   const withoutEntity = plain.slice(plain.lastIndexOf(';') + 1);
   const withoutIndex = withoutEntity.replace(/(?:\[|\.\d).*/s, '');
-  return withoutIndex.replace(/[\s\p{C}@]/gu, '');
+  return withoutIndex.replace(UNSEEN, '');
 }
+
+/** What programs write around a name: white space, what is not seen, and curl's "@". */
+const UNSEEN = /[\s\p{C}@]/gu;
 
 /** A field's name as a message shows it. A long one may contain a secret, so only the plain name is shown. */
 function nameToShow(name: string) {
