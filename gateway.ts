@@ -938,6 +938,8 @@ function makeCore(settings: AtStart, rules: Rules, options: GatewayOptions) {
     running: [] as Exchange[],
     /** The requests whose large body is made into a message, one at a time. The first one has its turn. */
     inTurn: [] as Exchange[],
+    /** By a token's name, when its latest turn ended, by performance.now(). */
+    turnsMs: new Map<string, number>(),
     /** The gate and the slots of the current backend. A request that began before a reload keeps its own. */
     upstream: new Upstream(),
     /** The open WebSockets: the request that opened each, which is rechecked, and a function that closes it. */
@@ -1686,8 +1688,10 @@ async function handle(exchange: Exchange, isUpgrade: boolean) {
     // It comes before the endpoint, so that another site cannot learn which endpoints are allowed. The rate comes after
     // the endpoint, because a request that can never pass must not use up the rate of those that can.
     claimConnection(exchange);
+    // Attack: begin a body with `auth` before the token is removed, and end it after that. Such a request had no token
+    // yet when the reload looked for what must end, so it is looked at here.
     const refusal = refusalOfBrowser(rules, exchange) ?? refusalOfPlayer(exchange) ??
-      refusalOfEndpoint(token, target, client);
+      refusalOfEndpoint(token, target, client) ?? (rules === core.rules ? undefined : refusalOfStale(exchange));
     if (refusal) throw refusal;
     takeRate(core, token);
     if (target.route === METRICS_ROUTE) return respondText(exchange, core.metrics.render(core), METRICS_TYPE);
@@ -2056,8 +2060,8 @@ interface Credential {
 
 /**
  * A token with all its settings, including inherited ones. Only the digest of its secret is kept. `expires` is Infinity
- * for never, and is checked at every request, so no reload is needed. A list that is
- * undefined means no limit, also after the defaults and the top level were applied. An empty one cannot occur.
+ * for never, and is checked at every request, so no reload is needed. Here the defaults and the top level have been
+ * applied: a list that is undefined means no limit. An empty one cannot occur.
  */
 type Token =
   & Omit<TokenSettings, 'senders' | 'recipients'>
@@ -2869,10 +2873,12 @@ const EMPTY_ADVICE =
 
 /**
  * Runs a task that may take the processor for a fraction of a second. Such tasks run one at a time, and after each one
- * the other requests have as much time as it took. Attack: keep everybody waiting with many large bodies at once.
+ * the other requests have as much time as it took. Attack: keep everybody waiting with many large bodies at once. The
+ * next is one of the token whose latest turn is the longest ago, so that others do not wait for all of them.
  */
 async function runInTurn<T>(exchange: Exchange, task: () => T) {
-  const { inTurn } = exchange.core;
+  const { inTurn, turnsMs } = exchange.core;
+  const latestMs = ({ token }: Exchange) => turnsMs.get(token!.name) ?? 0;
   let tookMs = 0;
   inTurn.push(exchange);
   try {
@@ -2885,7 +2891,11 @@ async function runInTurn<T>(exchange: Exchange, task: () => T) {
     }
   } finally {
     setTimeout(() => {
+      const hadTurn = inTurn[0] === exchange;
       inTurn.splice(inTurn.indexOf(exchange), 1);
+      if (!hadTurn) return; // it was ended while it waited
+      turnsMs.set(exchange.token!.name, performance.now());
+      inTurn.sort((a, b) => latestMs(a) - latestMs(b));
       inTurn[0]?.wake();
     }, tookMs);
   }
@@ -3217,14 +3227,18 @@ function fieldName(name: string) {
  */
 function plainName(name: string) {
   if (/^\w*$/.test(name)) return name.toLowerCase(); // at once, because a body of 1 MiB may have 200,000 names
-  // Attack: a name of 1 MiB, which takes a second, because NFKC makes it 18 times as long. What makes a name another one
-  // than it should be stands at its ends.
-  const ends = name.length > 200 ? name.slice(0, 100) + name.slice(-100) : name;
+  // Attack: a name of 1 MiB, which takes a second, because NFKC makes it 18 times as long. A field's name is short
+  // without what is not seen, and what makes it another one than it should be stands at its ends.
+  const seen = name.length > 200 ? name.replace(UNSEEN, '') : name;
+  const ends = seen.length > 200 ? seen.slice(0, 100) + seen.slice(-100) : seen;
   const plain = ends.normalize('NFKC').toLowerCase();
   const withoutEntity = plain.slice(plain.lastIndexOf(';') + 1);
   const withoutIndex = withoutEntity.replace(/(?:\[|\.\d).*/s, '');
-  return withoutIndex.replace(/[\s\p{C}@]/gu, '');
+  return withoutIndex.replace(UNSEEN, '');
 }
+
+/** What programs write around a name: white space, what is not seen, and curl's "@". */
+const UNSEEN = /[\s\p{C}@]/gu;
 
 /** A field's name as a message shows it. A long one may contain a secret, so only the plain name is shown. */
 function nameToShow(name: string) {

@@ -292,6 +292,22 @@ suite('bodies', SIDE_BY_SIDE, () => {
     assert.deepEqual(both.backend.sent, []);
   });
 
+  test('attack: post many large bodies that cost much: a large one of another token does not wait for all of them', async (t) => {
+    const own = { defaults: DEFAULTS };
+    const { backend, gateway } = await startBoth(t, tokens(own, own));
+    const keys = Array.from({ length: 5000 }, (_, i) => `"\\u00e9${i}":{"\\u00e9":1}`).join();
+    const costly = Array.from(
+      { length: 12 },
+      () => ask(gateway, { body: `{"message":"costly",${keys}}`, headers: BEARER }),
+    );
+    await until(() => backend.sent.length > 0);
+    const pad = 'x'.repeat(100_000);
+    await ask(gateway, { body: { message: 'of another', pad }, headers: { authorization: `Bearer ${OTHER}` } });
+    assert.ok(backend.sent.length < 10, `it was sent after ${backend.sent.length - 1}`);
+    await Promise.all(costly);
+    assert.equal(backend.sent.length, 13, 'none is lost');
+  });
+
   // A connection that is kept must not contain a body whose end the gateway waits for.
   test('a refusal keeps the connection if the body came with the headers; amid a body it has Connection: close, and nothing after it is acted on', async (t) => {
     const { backend, gateway } = await startBoth(t);

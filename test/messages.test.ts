@@ -80,6 +80,10 @@ suite('messages', SIDE_BY_SIDE, () => {
     "link_preview":{"Base64_thumbnail":"QUJD"} ;; "link_preview":[] ;; "recipients.0":"a.01" ;; "recipients[a]":"a.01" ;; "recipients[0][1]":"a.01"
     "@recipients":["a.01"] ;; "amp;recipients":["a.01"] ;; "recipients\u200b":["a.01"] ;; "\u0000recipients":["a.01"]`;
 
+  const SPACES = ' '.repeat(150);
+  // Short without what is not seen, so no cut of a long name may lose it.
+  LOST.push(...[`recipients${SPACES}${SPACES}`, `${SPACES}number${SPACES}`].map((name) => `"${name}":"a.01"`));
+
   // JSON.parse takes the last of two, and null counts as absent: the message would go to the default.
   const LOST_TWICE = listed`
     "recipients":["+15550100003"],"recipients":null ;; "recipients":["+15550100003"],"\u0072ecipients":["+15550100004"]

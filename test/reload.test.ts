@@ -5,8 +5,18 @@ import { join } from 'node:path';
 import { buffer as readBytes } from 'node:stream/consumers';
 import { suite } from 'node:test';
 import type { GatewayConfig, GatewayOptions, TokenConfig } from '../gateway.ts';
-import { outcomeOf } from './answers.ts';
-import { assert, closed, linesOf, type LogLine, pass, problemsOf, requests, until } from './assertions.ts';
+import { outcomeOf, parseAnswer } from './answers.ts';
+import {
+  assert,
+  assertDenied,
+  closed,
+  linesOf,
+  type LogLine,
+  pass,
+  problemsOf,
+  requests,
+  until,
+} from './assertions.ts';
 import { startBackend } from './backend.ts';
 import { certificate, CERTS } from './certificates.ts';
 import { ask, beginSend, open, statusesOf } from './client.ts';
@@ -368,6 +378,23 @@ suite('what runs ends with its token', SIDE_BY_SIDE, () => {
       [201, undefined],
     ]);
     assert.deepEqual(arrived(backend), ['at the backend']);
+  });
+
+  test('attack: begin a send with `auth` in its body, and end it after the token is removed', async (t) => {
+    const config = named({ stays: {}, goes: {} });
+    const { backend, gateway } = await startBoth(t, config);
+    for (const path of ['/v2/send', `/v1/reactions/${FROM}`]) {
+      const body = JSON.stringify({ auth: secretOf('goes'), ...MESSAGE });
+      const head = `POST ${path} HTTP/1.1\r\nHost: x\r\nContent-Length: ${body.length}\r\n\r\n`;
+      const client = open(t, gateway, head + body.slice(0, -1));
+      for (let i = 0; i < 3; i++) await settled(gateway);
+      gateway.reload(named({ stays: {} }));
+      client.socket.write('}');
+      await until(() => client.text().endsWith('}\n'), 'the refusal');
+      assertDenied(parseAnswer(client.text()), 401, 'unauthorized', { backend, gateway });
+      gateway.reload(config);
+    }
+    assert.equal(requests(gateway).filter(isLost).length, 2, 'the reason is in the log');
   });
 
   test('an answer to a send that does not end is cut off half a minute after it began', async (t) => {
