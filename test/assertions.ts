@@ -39,15 +39,18 @@ export function shown(value: unknown, limit = 2000): string {
 /** Anything that has not arrived by then will not arrive. */
 const WAIT_LIMIT_MS = 60_000;
 
-/** Waits for a condition by polling it. Without a description, its failure shows the condition's source. */
+/**
+ * Waits for a condition by polling it, less and less often. Without a description, its failure shows the condition's
+ * source.
+ */
 export async function until(
   condition: () => boolean,
   what = String(condition).replace(/^\(\) => /, ''),
 ): Promise<void> {
   const giveUpMs = performance.now() + WAIT_LIMIT_MS;
-  while (!condition()) {
+  for (let pauseMs = 2; !condition(); pauseMs = Math.min(20, pauseMs + 1)) {
     if (performance.now() > giveUpMs) throw new Error(`waited ${WAIT_LIMIT_MS / 1000} s in vain for ${what}`);
-    await new Promise((resolve) => setTimeout(resolve, 2));
+    await new Promise((resolve) => setTimeout(resolve, pauseMs));
   }
 }
 

@@ -25,6 +25,8 @@ suite('log', SIDE_BY_SIDE, () => {
     const other = { other: { secret: OTHER, recipients: [STRANGER] } };
     const strict = await startGateway(t, backend, { auth: { methods: ['bearer'] }, tokens: other });
     const dead = await startGateway(t, { url: 'http://127.0.0.1:9' }, own);
+    const agent = new http.Agent({ keepAlive: true });
+    t.after(() => agent.destroy());
     const emitted: string[] = [];
     for (const to of [gateway, strict, dead]) {
       const broken = to === gateway ? ['/../x', '%zz', '"', '\\'] : []; // read alike by all three
@@ -45,7 +47,9 @@ suite('log', SIDE_BY_SIDE, () => {
             { ...request, headers: { authorization: `Bearer ${OTHER}` } },
           ];
           // node's client refuses to send the others; raw requests follow
-          const sent = variants.filter((variant) => !/["\\]/.test(variant.path)).map((variant) => ask(to, variant));
+          const sent = variants.filter((variant) => !/["\\]/.test(variant.path)).map((variant) =>
+            ask(to, { ...variant, agent })
+          );
           for (const { text, rawHeaders } of await Promise.all(sent)) emitted.push(text, rawHeaders.join('\n'));
         }
       }
@@ -63,7 +67,7 @@ suite('log', SIDE_BY_SIDE, () => {
       const logged = to.log.length;
       const sent = HEADER_NAMES.flatMap((name) =>
         [{}, { authorization: `Bearer ${canary}` }].map((own) =>
-          ask(to, { body: MESSAGE, headers: { [name]: canary, ...own } })
+          ask(to, { body: MESSAGE, headers: { [name]: canary, ...own }, agent })
         )
       );
       for (const { text, rawHeaders } of await Promise.all(sent)) emitted.push(text, rawHeaders.join('\n'));

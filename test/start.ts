@@ -110,11 +110,12 @@ export type Program = [file: string, ...args: string[]];
 export const AS_IT_IS: Program = [process.execPath, ...(/js$/.test(FILE.pathname) ? [] : LOADER), fileURLToPath(FILE)];
 
 /**
- * The gateway as tests start it. On Node it is compiled, because each start by tsx takes half a second; the file stays
- * in node_modules/.cache for the tests of other processes, under a name that changes with the source.
+ * The gateway as tests start it. On Node it is compiled, because each start by tsx takes half a second: by `npm test` for
+ * all files, or else here. That file stays in node_modules/.cache for the tests of other processes, under a name that changes with the source.
  */
 export function program(): Program {
   if (!isNode || /\.m?js$/.test(FILE.pathname)) return AS_IT_IS;
+  if (LOADER.join().endsWith('/compiled.mjs')) return [process.execPath, join(HERE, 'dist/tests/gateway.js')];
   const source = readFileSync(FILE);
   const cache = join(HERE, 'node_modules/.cache/signal-gateway');
   const compiled = join(cache, `${createHash('sha256').update(source).digest('hex').slice(0, 16)}.mjs`);
