@@ -938,6 +938,8 @@ function makeCore(settings: AtStart, rules: Rules, options: GatewayOptions) {
     running: [] as Exchange[],
     /** Those with a large body of which a message is built, or waits to be. The first one has its turn. */
     inTurn: [] as Exchange[],
+    /** By a token's name, when its latest turn ended, by performance.now(). */
+    turnsMs: new Map<string, number>(),
     /** The gate and the slots of the current backend. A request that began before a reload keeps its own. */
     upstream: new Upstream(),
     /** The open WebSockets: the request that opened each, which is rechecked, and a function that closes it. */
@@ -2871,10 +2873,12 @@ const EMPTY_ADVICE =
 
 /**
  * Runs a task that may take the processor for a fraction of a second. Such tasks run one at a time, and after each one
- * the other requests have as much time as it took. Attack: keep everybody waiting with many large bodies at once.
+ * the other requests have as much time as it took. Attack: keep everybody waiting with many large bodies at once. The
+ * next is one of the token whose latest turn is the longest ago, so that others do not wait for all of them.
  */
 async function runInTurn<T>(exchange: Exchange, task: () => T) {
-  const { inTurn } = exchange.core;
+  const { inTurn, turnsMs } = exchange.core;
+  const latestMs = ({ token }: Exchange) => turnsMs.get(token!.name) ?? 0;
   let tookMs = 0;
   inTurn.push(exchange);
   try {
@@ -2887,7 +2891,11 @@ async function runInTurn<T>(exchange: Exchange, task: () => T) {
     }
   } finally {
     setTimeout(() => {
+      const hadTurn = inTurn[0] === exchange;
       inTurn.splice(inTurn.indexOf(exchange), 1);
+      if (!hadTurn) return; // it was ended while it waited
+      turnsMs.set(exchange.token!.name, performance.now());
+      inTurn.sort((a, b) => latestMs(a) - latestMs(b));
       inTurn[0]?.wake();
     }, tookMs);
   }

@@ -292,6 +292,21 @@ suite('bodies', SIDE_BY_SIDE, () => {
     assert.deepEqual(both.backend.sent, []);
   });
 
+  test('attack: post many large bodies that cost much: a large one of another token does not wait for all of them', async (t) => {
+    const own = { defaults: DEFAULTS };
+    const { backend, gateway } = await startBoth(t, tokens(own, own));
+    const keys = Array.from({ length: 5000 }, (_, i) => `"\\u00e9${i}":{"\\u00e9":1}`).join();
+    const costly = { body: `{"message":"costly",${keys}}`, headers: BEARER };
+    const other = {
+      body: { message: 'of another', pad: 'x'.repeat(100_000) },
+      headers: { authorization: `Bearer ${OTHER}` },
+    };
+    await Promise.all([...Array.from({ length: 16 }, () => costly), other].map((request) => ask(gateway, request)));
+    const before = backend.sent.findIndex(({ message }) => message === 'of another');
+    assert.ok(before < 14, `it was sent after ${before}`);
+    assert.equal(backend.sent.length, 17, 'none is lost');
+  });
+
   // A connection that is kept must not contain a body whose end the gateway waits for.
   test('a refusal keeps the connection if the body came with the headers; amid a body it has Connection: close, and nothing after it is acted on', async (t) => {
     const { backend, gateway } = await startBoth(t);
