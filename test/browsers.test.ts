@@ -87,13 +87,14 @@ suite('browsers', SIDE_BY_SIDE, () => {
     const proxied: GatewayConfig = { ...config, trustedProxies: ['127.0.0.1'] };
     for (const each of [config, proxied]) {
       const where = each === proxied ? ', behind a trusted proxy' : '';
+      const asked = each === proxied ? targets.slice(0, 3) : targets; // a proxy changes the origin, not the routes
       table(`attack: have a browser send automatically, ${how}${where}`, each)`
         * ${credential} | ${HELLO} → 403 cross_site
         ${PAGES_SEND}
         ${EVIL} | X-Forwarded-Host: evil.example:9000 ;; Origin: null | X-Forwarded-Host: null
         * ${credential} | DELETE /v1/attachments/x → 403 cross_site
         ${CHROME} | ${EVIL} ;; Origin: null
-        ${targets.map((target) => `* ${credential} | GET ${target} → 403 cross_site`)}
+        ${asked.map((target) => `* ${credential} | GET ${target} → 403 cross_site`)}
         ${PAGES_SEND}
         ${BROWSERS_GET}
         * ${credential} | HEAD /v1/attachments/x → 403

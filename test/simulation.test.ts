@@ -10,7 +10,7 @@ test(`worlds of each kind break no invariant (seed ${SEED})`, async (t) => {
   const { hasSmallBuffers } = await import('../sim/buffers.ts');
   const { simulate } = await import('../sim/simulate.ts');
   if (!hasSmallBuffers) t.diagnostic('this runtime has no _writeGeneric: torn requests are not looked for');
-  const { worlds, failures, warnings } = await simulate({ seed: SEED, seconds: 1, side: 2 });
+  const { worlds, failures, warnings } = await simulate({ seed: SEED, seconds: 2, side: 4 });
   const inWords = ({ find, world }: (typeof failures)[number]): string => `${find.what} in ${JSON.stringify(world)}`;
   for (const warning of warnings) t.diagnostic(`warning: ${inWords(warning)}`);
   assert.deepEqual(failures.map(inWords), []);

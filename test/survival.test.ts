@@ -44,7 +44,7 @@ suite('survival', SIDE_BY_SIDE, () => {
       const env = tls && { GATEWAY_TLS_CERT: tls.cert, GATEWAY_TLS_KEY: tls.key };
       const gateway = await startProcess(t, { backend, ...env && { env } });
       const upgrades = ['CONNECT x:80 HTTP/1.1\r\nHost: x\r\n\r\n', HANDSHAKE];
-      for (let round = 0; round < 200; round++) {
+      for (let round = 0; round < 60; round++) {
         const socket = net.connect(gateway.port, '127.0.0.1').on('error', () => {});
         await once(socket, 'connect');
         let speaker: net.Socket = socket;
