@@ -1,13 +1,12 @@
 import strict from 'node:assert/strict';
 import { createHash } from 'node:crypto';
 import { suite } from 'node:test';
-import { pathToFileURL } from 'node:url';
 import { statusOf } from './answers.ts';
 import { assert, assertDenied, difference, logLines, requests } from './assertions.ts';
 import { startBackend } from './backend.ts';
 import { addressOf, ask, open, rawRequest } from './client.ts';
 import { ALL_METHODS, METHOD_NAMES, NO_TOKENS, tokens } from './configs.ts';
-import { changedSource } from './files.ts';
+import { importChanged } from './files.ts';
 import { RateLimiter } from './gateway.ts';
 import { SIDE_BY_SIDE, test } from './guard.ts';
 import { checkRows, literal, rowWith, table } from './rows.ts';
@@ -54,8 +53,7 @@ suite('credentials', SIDE_BY_SIDE, () => {
   test('each method of the table is tested here; a header or a parameter added to it is removed from requests', async (t) => {
     assert.deepEqual(difference('AUTH_METHODS', METHOD_NAMES, 'SPELLINGS', SPELLINGS.map(({ method }) => method)), []);
     const added = "  key: 'header x-api-key',\n  token: 'parameter token',\n";
-    const file = changedSource(t, ["  body: 'member auth',\n", (row) => row + added]);
-    const changed = await import(pathToFileURL(file).href) as typeof import('./gateway.ts');
+    const changed = await importChanged(t, ["  body: 'member auth',\n", (row) => row + added]);
     const backend = await startBackend(t);
     const config = { ...ALL_METHODS, backend: { url: backend.url }, listen: '127.0.0.1:0', ...tokens({}) };
     const gateway = changed.createGateway(config, { log: () => {} });

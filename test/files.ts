@@ -4,10 +4,11 @@ import { execFile } from 'node:child_process';
 import { mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { dirname, join } from 'node:path';
-import { fileURLToPath } from 'node:url';
+import { fileURLToPath, pathToFileURL } from 'node:url';
 import { promisify } from 'node:util';
 import { assert, groupsOf } from './assertions.ts';
 import type { TestContext } from './guard.ts';
+import { isNode } from './runtime.ts';
 
 export const HERE = fileURLToPath(new URL('..', import.meta.url));
 
@@ -84,6 +85,14 @@ export function changedSource(t: TestContext, ...changes: Change[]): string {
     return source.replace(text, become);
   }, SOURCE);
   return fileWith(t, changed, 'gateway.mts');
+}
+
+/** The module of such a copy. Nothing has compiled it, so a Node that reads no types needs tsx. */
+export async function importChanged(t: TestContext, ...changes: Change[]): Promise<typeof import('../gateway.ts')> {
+  const { href } = pathToFileURL(changedSource(t, ...changes));
+  if (!isNode || 'typescript' in process.features) return await import(href);
+  const { tsImport } = await import('tsx/esm/api');
+  return await tsImport(href, import.meta.url);
 }
 
 /** The functions in which the compiler finds a mistake in a copy of gateway.ts. Only on Node. */

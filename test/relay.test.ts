@@ -2,14 +2,13 @@ import { once } from 'node:events';
 import http from 'node:http';
 import net from 'node:net';
 import { suite } from 'node:test';
-import { pathToFileURL } from 'node:url';
 import type { GatewayConfig } from '../gateway.ts';
 import { outcomeOf, statusOf } from './answers.ts';
 import { assert, closed, difference, groupsOf, linesOf, requests, until } from './assertions.ts';
 import { ANY_ROUTE, barred, serve, sparePort, startBackend, startRawBackend } from './backend.ts';
 import { ask, beginSend, open, raw, rawRequest } from './client.ts';
 import { ALL_METHODS, CONFINED, tokens } from './configs.ts';
-import { type Change, changedSource, fixture, SOURCE } from './files.ts';
+import { type Change, fixture, importChanged, SOURCE } from './files.ts';
 import { SIDE_BY_SIDE, test, type TestContext } from './guard.ts';
 import { beginLarge, LARGE, listened, send, settled, statusFor } from './held.ts';
 import { checkRows, parseRow, sendRow, unescaped } from './rows.ts';
@@ -80,9 +79,7 @@ suite('relay', SIDE_BY_SIDE, () => {
   // Added as documented, it was sent after the client's, and the backend read the forged one.
   test("a header of the gateway's own that is added to the code replaces the client's", async (t) => {
     const added: Change = ["    ['x-request-id', requestId],\n", (text) => `${text}    ['x-token-name', 'its own'],\n`];
-    const { createGateway } = await import(
-      pathToFileURL(changedSource(t, added)).href
-    ) as typeof import('./gateway.ts');
+    const { createGateway } = await importChanged(t, added);
     const backend = await startBackend(t);
     const gateway = await startGateway(t, backend, {}, {}, createGateway);
     const names = ['X-Token-Name', 'x-token-name', 'X-Request-ID', 'Accept-Encoding', 'X-Forwarded-Proto'];
@@ -502,9 +499,7 @@ suite('relay', SIDE_BY_SIDE, () => {
 
   /** Starts a gateway from a copy of gateway.ts with these changes. */
   async function startChanged(t: TestContext, backend: { url: string }, config: GatewayConfig, ...changes: Change[]) {
-    const { createGateway } = await import(
-      pathToFileURL(changedSource(t, ...changes)).href
-    ) as typeof import('./gateway.ts');
+    const { createGateway } = await importChanged(t, ...changes);
     return await startGateway(t, backend, config, {}, createGateway);
   }
 

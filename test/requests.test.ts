@@ -1,12 +1,11 @@
 import { once } from 'node:events';
 import { suite } from 'node:test';
-import { pathToFileURL } from 'node:url';
 import { outcomeOf, statusOf } from './answers.ts';
 import { assert, assertDenied, closed, logLines, requests, until } from './assertions.ts';
 import { type Handler, startBackend } from './backend.ts';
 import { ask, open, raw, statusesOf } from './client.ts';
 import { tokens } from './configs.ts';
-import { type Change, changedSource, fixture } from './files.ts';
+import { type Change, fixture, importChanged } from './files.ts';
 import { parseTarget } from './gateway.ts';
 import { SIDE_BY_SIDE, test } from './guard.ts';
 import { LARGE } from './held.ts';
@@ -38,9 +37,7 @@ suite('requests', SIDE_BY_SIDE, () => {
       'function identify({ core, rules, credential, client, target }: Exchange) {\n',
       (text) => `${text}  if (credential) throw new RangeError('planted in identify');\n`,
     ];
-    const { createGateway } = await import(
-      pathToFileURL(changedSource(t, broken)).href
-    ) as typeof import('./gateway.ts');
+    const { createGateway } = await importChanged(t, broken);
     const backend = await startBackend(t);
     const both = { backend, gateway: await startGateway(t, backend, {}, {}, createGateway) };
     // Refusals capture no stack. The stacks of later errors must not be affected.

@@ -1,13 +1,12 @@
 import { randomUUID } from 'node:crypto';
 import { suite } from 'node:test';
-import { pathToFileURL } from 'node:url';
 import type { GatewayConfig } from '../gateway.ts';
 import { statusOf } from './answers.ts';
 import { assert, difference, groupsOf, linesOf, requests, until } from './assertions.ts';
 import { ANSWERING, ANY_ROUTE, type Handler, startBackend } from './backend.ts';
 import { ask, beginSend, open, rawRequest } from './client.ts';
 import { CONFINED, tokens } from './configs.ts';
-import { type Change, changedSource, SOURCE } from './files.ts';
+import { type Change, importChanged, SOURCE } from './files.ts';
 import { createGateway, KNOWN_ROUTES, parseTarget, RateLimiter } from './gateway.ts';
 import { SIDE_BY_SIDE, test, type TestContext } from './guard.ts';
 import { settled, startHeld } from './held.ts';
@@ -81,9 +80,7 @@ suite('rules', SIDE_BY_SIDE, () => {
       '  messaging: [\n',
       (text) => text + rows.map((row) => `    ${JSON.stringify(row.split(' '))},\n`).join(''),
     ];
-    const { createGateway } = await import(
-      pathToFileURL(changedSource(t, added)).href
-    ) as typeof import('./gateway.ts');
+    const { createGateway } = await importChanged(t, added);
     const backend = await startBackend(t, handler);
     return { backend, gateway: await startGateway(t, backend, config, {}, createGateway) };
   }
