@@ -4,7 +4,7 @@ import { assert } from '../assertions.ts';
 import { type Packages, real } from './install.ts';
 import { deliversOnce, REFUSED, settingsOf } from './setting.ts';
 
-/** The token, the URL, and how to post a text; `body` and `status` are what the program prints. */
+/** `post` has the variables `url` and `token`, and prints the status and the body of the answer. */
 function java(title: string, packages: Packages, imports: string, post: string): void {
   real(title, packages, async (t, { run, write }) => {
     const file = write(
@@ -51,6 +51,7 @@ import org.apache.hc.core5.http.io.entity.*;`,
     request.setHeader("Authorization", token);
     request.setEntity(new StringEntity("Backup done"));
     try (var client = HttpClients.createDefault()) {
-      System.out.println(client.execute(request, (answer) -> answer.getCode() + " " + EntityUtils.toString(answer.getEntity())));
+      String answered = client.execute(request, (answer) -> answer.getCode() + " " + EntityUtils.toString(answer.getEntity()));
+      System.out.println(answered);
     }`,
 );
