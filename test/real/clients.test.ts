@@ -1,5 +1,6 @@
 /** Clients and libraries that docs/clients.md names, with the settings that it gives them. */
 
+import type http from 'node:http';
 import { join } from 'node:path';
 import { assert } from '../assertions.ts';
 import { FROM, TO } from '../samples.ts';
@@ -193,4 +194,36 @@ real('Guile delivers exactly once, and can read a 401', GUILE, async (t, { run, 
   });
   assert.match(wrong.output, /401/);
   assert.match(wrong.output, REFUSED);
+});
+
+const SIGNALBOT = { pypi: ['signalbot==2.2.1'] };
+
+real('signalbot 2 delivers exactly once, and fetches an attachment', SIGNALBOT, async (t, { run }) => {
+  const { right, wrong } = await deliversOnce(t, 'Backup done', (address, token, { backend }) => {
+    const [answer] = backend.server.listeners('request') as http.RequestListener[];
+    backend.server.removeAllListeners('request').on(
+      'request',
+      (req: http.IncomingMessage, res: http.ServerResponse) => {
+        if (req.url === '/v1/attachments/photo.jpg') res.end('a photo');
+        else answer!(req, res);
+      },
+    );
+    const code = `
+import asyncio
+from signalbot._client.signal_api import SignalAPI, ConnectionMode
+from signalbot._generated import Attachment, SendMessageV2
+from signalbot.auth import BearerAuthentication
+async def main():
+    api = SignalAPI('${address}', '${FROM}', BearerAuthentication('${token}'), connection_mode=ConnectionMode.AUTO)
+    print('available:', await api.check_signal_service())
+    try:
+        await api.messages.send(SendMessageV2(number='${FROM}', recipients=['${TO}'], message='Backup done'))
+        print('photo:', await api.attachments.download(Attachment(id='photo.jpg', isVoiceNote=False)))
+    finally:
+        await api.close()
+asyncio.run(main())`;
+    return run('python3', ['-c', code]);
+  });
+  assert.match(right.output, new RegExp(`available: True\nphoto: ${Buffer.from('a photo').toString('base64')}`));
+  assert.equal(wrong.code, 1);
 });
