@@ -5353,8 +5353,8 @@ function parseFile(text: string) {
 }
 
 /**
- * Begins what stands for a key with an escape while V8 parses the document. UTF-8 has no lone surrogate, so no other key
- * begins with one.
+ * Begins what stands for a key while V8 parses the document. No other key begins with it, because UTF-8 has no lone
+ * surrogate.
  */
 const STAND_IN = '\ud800';
 
@@ -5362,28 +5362,27 @@ const STAND_IN = '\ud800';
  * Parses a JSON object, and tells the repeated keys of its top level.
  * @throws {Problem} bad_json. BodyScan is stricter than JSON.parse: encoding, depth, an object.
  */
-function parseJson(json: Buffer): { value: JsonObject; repeated: readonly string[] } {
+function parseJson(json: Buffer) {
   const { escaped, repeated } = BodyScan.keysOf(json);
   // UNTIL V8 tells keys apart: it compares the source of a key, cut at the length of the key, with keys that it has seen.
   // Once Node 24.21, 26.10 or Deno 2.9 has parsed a key that contains a backslash (`"priorit\\"`), it reads a key with an
   // escape (`"priorit\u00e9"`) as that key, until the process ends (findings/v8-json-key-read-as-earlier-key.sh).
-  // A key without an escape is its own source. So V8 sees a number in place of each key with an escape.
+  // So V8 sees no escape in a key: the key is written without one, or a number stands for it.
   const numbers = new Map<string, number>();
-  const keys: string[] = [];
   let text = '';
   let from = 0;
   for (const { begin, end } of escaped) {
-    const quoted = json.toString('utf8', begin, end);
-    let number = numbers.get(quoted);
-    if (number === undefined) {
-      number = keys.push(JSON.parse(quoted) as string) - 1;
-      numbers.set(quoted, number);
+    const key = JSON.parse(json.toString('utf8', begin, end)) as string;
+    let source = JSON.stringify(key);
+    if (source.includes('\\')) {
+      if (!numbers.has(key)) numbers.set(key, numbers.size);
+      source = `"${STAND_IN}${numbers.get(key)}"`;
     }
-    text += `${json.toString('utf8', from, begin)}"${STAND_IN}${number}"`;
+    text += json.toString('utf8', from, begin) + source;
     from = end;
   }
-  const value: unknown = JSON.parse(text + json.toString('utf8', from));
-  return { value: (keys.length > 0 ? withKeys(value, keys) : value) as JsonObject, repeated };
+  const value = JSON.parse(text + json.toString('utf8', from)) as JsonObject;
+  return { value: numbers.size > 0 ? withKeys(value, [...numbers.keys()]) as JsonObject : value, repeated };
 }
 
 /** A value with the keys for which numbers stand in it. */

@@ -393,11 +393,11 @@ async function measureAlerts(startServer: StartServer, drive: Drive): Promise<vo
   children['no escape'] = children[own]!;
   for (const name of others) children[name] = await startServer(name);
   const measure = async (name: string): Promise<number[]> => {
-    const job = { row: 'alerts', request: name === 'no escape' ? plain! : escaped!, connections: 1, count: 5 };
+    const job = { row: 'alerts', request: name === 'no escape' ? plain! : escaped!, connections: 1, count: 10 };
     const { cpuUs, perSecond } = await measureSlice(children[name]!, drive, job);
     return [cpuUs / 1000, perSecond];
   };
-  await inTurns(names, 5, measure);
+  await inTurns(names, 10, measure);
   report('alerts of 945 KiB', ['ms', '/s'], await inTurns(names, SCALE.uploads, measure), {
     'no escape': '≥ 0.67',
     beside: undefined,

@@ -263,6 +263,9 @@ suite('messages', SIDE_BY_SIDE, () => {
     ],
     [String.raw`{"\u0061":[{"\u0061":1,"b":{"\u0061":2}},{"\u0061" : 3}]}`, '{"a":[{"a":1,"b":{"a":2}},{"a":3}]}'],
     // The last of equal keys counts, in the place of the first.
+    [String.raw`{"\u0031":1,"1":2}`, '{"1":2}'],
+    [String.raw`{"\n":1,"a":2,"\u000a":3,"\n":4}`, String.raw`{"\n":4,"a":2}`],
+    [String.raw`{"a":1,"\u0061":2,"a":3,"\u0061":4}`, '{"a":4}'],
     [String.raw`{"a":1,"b":2,"\u0061":3}`, '{"a":3,"b":2}'],
     [String.raw`{"\u0061":1,"b":2,"a":3,"\u0062":4}`, '{"a":3,"b":4}'],
     [String.raw`{"\u005f_proto__":{"x":1},"a":{"_\u005fproto__":2}}`, '{"__proto__":{"x":1},"a":{"__proto__":2}}'],

@@ -8,7 +8,6 @@ import { ALL_METHODS, TOKEN_SETTINGS, tokens } from '../configs.ts';
 import { folder, SETTING_ROWS } from '../files.ts';
 import { BodyScan, createGateway, loadSettings, parseTarget } from '../gateway.ts';
 import { test } from '../guard.ts';
-import { isNode } from '../runtime.ts';
 import { AS_MULTIPART, BEARER, DEFAULTS, MIB, OTHER, SECRET, SECRETS, URLENCODED } from '../samples.ts';
 import { startBoth, startProcess } from '../start.ts';
 
@@ -174,7 +173,7 @@ test(
         const headers = { 'authorization': `Bearer ${token}`, 'content-type': row[3] };
         const { status } = await ask(gateway, { body: text, headers, agent });
         assert.ok([201, 400, 403].includes(status), `${status}`);
-      }, (isNode ? 48 : 96) * yardMs); // Deno takes twice as long for keys with escapes
+      }, 48 * yardMs);
     }
   },
 );
