@@ -368,7 +368,7 @@ suite('browsers', SIDE_BY_SIDE, () => {
   const SHOWN = 'audio/aac video/mp4 image/png image/jpeg Image/WebP image/gif;a=b'.split(' ');
 
   const NOT_SHOWN =
-    'text/html | image/svg+xml | Image/SVG+XML; charset=utf-8 | application/pdf | text/plain | x | audio/x+xml | image/xml'
+    'text/html | image/svg+xml | image/svg | Image/SVG+XML; charset=utf-8 | application/pdf | text/plain | x | audio/x+xml | image/xml'
       .split(' | ');
 
   for (const file of FILES) {
