@@ -246,6 +246,25 @@ suite('command-line', SIDE_BY_SIDE, () => {
     assert.deepEqual(warned, [true, true, true, false, false]);
   });
 
+  test('--check warns that nothing confines a token that may act, by whatever word or pattern, and not of one that reads', async (t) => {
+    const words = [
+      'send',
+      'messaging',
+      'setup',
+      'GET /v2/send',
+      'PUT /v1/profiles/:number',
+      '* /*',
+      'receive',
+      'info',
+      'GET /*',
+    ];
+    const warned = await Promise.all(words.map(async (word) => {
+      const file = fileWith(t, { tokens: { a: { secret: SECRET, allow: [word] } } });
+      return (await cli(['--config', file, '--check'])).stdout.includes('nothing confines it');
+    }));
+    assert.deepEqual(words.filter((_, i) => !warned[i]), ['receive', 'info', 'GET /*']);
+  });
+
   test('--check reports each pattern that can never match, and no other; GET /v2/send can match if a token makes sends', async (t) => {
     const good =
       `GET /v1/groups/:number, GET /v1/groups/:n/:g, * /v1/groups/*, * /*, * /*/*/*/*/members, GET /swagger/*,
