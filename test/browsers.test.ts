@@ -175,7 +175,8 @@ suite('browsers', SIDE_BY_SIDE, () => {
   const SAYING: Handler = (req, res) => {
     const [, name, value = ''] = /(.*?): (.*)/.exec(String(req.headers['x-say'])) ?? [];
     const isMissing = req.url!.endsWith('missing') || (value.includes('html') && !/\/(?:x|avatar)$/.test(req.url!));
-    req.resume().on('end', () => res.writeHead(isMissing ? 404 : 200, name ? [name, value] : []).end('hi'));
+    const status = isMissing ? 404 : req.headers.range ? 206 : 200;
+    req.resume().on('end', () => res.writeHead(status, name ? [name, value] : []).end('hi'));
   };
 
   const FILES = ['/v1/attachments/x', `/v1/groups/${FROM}/${GROUP}/avatar`, `/v1/contacts/${FROM}/a-uuid/avatar`];
@@ -381,6 +382,7 @@ suite('browsers', SIDE_BY_SIDE, () => {
       '* bearer → 200 | Content-Disposition: attachment',
       ...typed(NOT_SHOWN),
       ...typed(PLAYLISTS, 'text/plain'),
+      `GET ${file} | Range: bytes=0- | X-Say: Content-Type: text/html → 206 | Content-Disposition: attachment`,
       `GET ${file} ;; GET ${file} | X-Say: content-disposition: inline; filename=a.svg`,
       `* bearer → passes | Content-Disposition: | Content-Security-Policy: ${CSP}`,
       ...PLAYLISTS.map((type) => `GET /v3/x | X-Say: Content-Type: ${type} → Content-Type: text/plain`),
