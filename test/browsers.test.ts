@@ -176,7 +176,8 @@ suite('browsers', SIDE_BY_SIDE, () => {
   const SAYING: Handler = (req, res) => {
     const [, name, value = ''] = /(.*?): (.*)/.exec(String(req.headers['x-say'])) ?? [];
     const isMissing = req.url!.endsWith('missing') || (value.includes('html') && !/\/(?:x|avatar)$/.test(req.url!));
-    req.resume().on('end', () => res.writeHead(isMissing ? 404 : 200, name ? [name, value] : []).end('hi'));
+    const status = isMissing ? 404 : req.headers.range ? 206 : 200;
+    req.resume().on('end', () => res.writeHead(status, name ? [name, value] : []).end('hi'));
   };
 
   const FILES = ['/v1/attachments/x', `/v1/groups/${FROM}/${GROUP}/avatar`, `/v1/contacts/${FROM}/a-uuid/avatar`];
@@ -369,7 +370,7 @@ suite('browsers', SIDE_BY_SIDE, () => {
   const SHOWN = 'audio/aac video/mp4 image/png image/jpeg Image/WebP image/gif;a=b'.split(' ');
 
   const NOT_SHOWN =
-    'text/html | image/svg+xml | Image/SVG+XML; charset=utf-8 | application/pdf | text/plain | x | audio/x+xml | image/xml'
+    'text/html | image/svg+xml | image/svg | Image/SVG+XML; charset=utf-8 | application/pdf | text/plain | x | audio/x+xml | image/xml'
       .split(' | ');
 
   for (const file of FILES) {
@@ -382,6 +383,7 @@ suite('browsers', SIDE_BY_SIDE, () => {
       '* bearer → 200 | Content-Disposition: attachment',
       ...typed(NOT_SHOWN),
       ...typed(PLAYLISTS, 'text/plain'),
+      `GET ${file} | Range: bytes=0- | X-Say: Content-Type: text/html → 206 | Content-Disposition: attachment`,
       `GET ${file} ;; GET ${file} | X-Say: content-disposition: inline; filename=a.svg`,
       `* bearer → passes | Content-Disposition: | Content-Security-Policy: ${CSP}`,
       ...PLAYLISTS.map((type) => `GET /v3/x | X-Say: Content-Type: ${type} → Content-Type: text/plain`),

@@ -246,6 +246,25 @@ suite('command-line', SIDE_BY_SIDE, () => {
     assert.deepEqual(warned, [true, true, true, false, false]);
   });
 
+  test('--check warns that nothing confines a token that may act, by whatever word or pattern, and not of one that reads', async (t) => {
+    const words = [
+      'send',
+      'messaging',
+      'setup',
+      'GET /v2/send',
+      'PUT /v1/profiles/:number',
+      '* /*',
+      'receive',
+      'info',
+      'GET /*',
+    ];
+    const warned = await Promise.all(words.map(async (word) => {
+      const file = fileWith(t, { tokens: { a: { secret: SECRET, allow: [word] } } });
+      return (await cli(['--config', file, '--check'])).stdout.includes('nothing confines it');
+    }));
+    assert.deepEqual(words.filter((_, i) => !warned[i]), ['receive', 'info', 'GET /*']);
+  });
+
   test('--check reports each pattern that can never match, and no other; GET /v2/send can match if a token makes sends', async (t) => {
     const good =
       `GET /v1/groups/:number, GET /v1/groups/:n/:g, * /v1/groups/*, * /*, * /*/*/*/*/members, GET /swagger/*,
@@ -289,14 +308,14 @@ suite('command-line', SIDE_BY_SIDE, () => {
     const reader = { secret: `${OTHER}2`, allow: ['info'], defaults: DEFAULTS };
     const tokens = { hook: { secret: SECRET, ...hook }, plain: { secret: OTHER }, reader, text };
     const file = fileWith(t, { backend: { url: backend.url }, tokens });
-    const payload = JSON.stringify({ alerts: [{ name: 'ü' }, { name: 'b' }], number: 2, auth: OTHER });
+    const payload = JSON.stringify({ alerts: [{ name: 'ü' }, { name: 'b\u001b\u009b' }], number: 2, auth: OTHER });
 
     for (const args of [['render', 'hook', '--config', file], ['--config', file, 'render', 'hook']]) {
       for (const input of [payload, `payload=${encodeURIComponent(payload)}`]) {
         const { code, stdout, stderr } = await cli(args, { input });
-        // In JSON, the text is hard to read; standard output stays JSON alone.
+        // In JSON, the text is hard to read; standard output stays JSON alone. A terminal gets no control characters.
         const shown = 'gateway: the phone shows\n\nü\nb\n';
-        assert.deepEqual([code, stderr, JSON.parse(stdout)], [0, shown, { ...styled, message: 'ü\nb' }]);
+        assert.deepEqual([code, stderr, JSON.parse(stdout)], [0, shown, { ...styled, message: 'ü\nb\u001b\u009b' }]);
       }
     }
     const laid = (fields: object): string => JSON.stringify({ message: 'x', ...fields });

@@ -155,6 +155,7 @@ suite('forms', SIDE_BY_SIDE, () => {
     -- message = x -- file; filename=""\r\nContent-Type: application/octet-stream = → {"message":"x"}
     -- message = x -- number =  15550100003 -- recipients = +15550100004 -- recipients = ${GROUP} → {"message":"x","number":"${THIRD}","recipients":["+15550100004","${GROUP}"]}
     -- auth = ${SECRET} -- message = x -- Auth = ${OTHER} → {"message":"x"}
+    -- auth; filename="token.txt" = ${SECRET} -- message = x -- Auth; filename="x" = ${OTHER} → {"message":"x"}
     -- file; filename=""\r\n${PNG} → {"base64_attachments":["data:image/png;${PNG_DATA}"]}
     -- data; filename="x.json"\r\nContent-Type: application/json = {"message":"x"} → {"base64_attachments":["data:application/json;filename=x.json;base64,eyJtZXNzYWdlIjoieCJ9"]}
     * ${MADE} | {"base64_attachments":["${SNAP.replace('snap', 'a_b')}"]}
