@@ -3,6 +3,7 @@ import http from 'node:http';
 import { join } from 'node:path';
 import type { GatewayConfig } from '../../gateway.ts';
 import { assert, logLines, problemsOf, until } from '../assertions.ts';
+import { startBackend } from '../backend.ts';
 import { type Ask, ask } from '../client.ts';
 import { ALL_METHODS, TOKEN_SETTINGS, tokens } from '../configs.ts';
 import { folder, SETTING_ROWS } from '../files.ts';
@@ -305,6 +306,30 @@ test(
     assert.equal(gateway.log.length, 2);
   },
 );
+
+// In a process of its own, whose clock is the real one: this file's also reads bodies and answers for the backend.
+test('attack: keep everybody waiting with large bodies at once; after each one others have as much time as it took', async (t) => {
+  const backend = await startBackend(t);
+  const gateway = await startProcess(t, {
+    backend,
+    env: {
+      GATEWAY_TOKENS: `a=${SECRET},b=${OTHER}`,
+      GATEWAY_DEFAULTS_NUMBER: DEFAULTS.number,
+      GATEWAY_DEFAULTS_RECIPIENTS: DEFAULTS.recipients.join(),
+    },
+  });
+  const body = `{"a":[${'{"\\u0061":1},'.repeat(60_000)}{}],"message":"x"}`;
+  const large = Array.from({ length: 8 }, () => ask(gateway, { body, headers: BEARER }));
+  const sends = (): number => backend.seen.filter(({ method }) => method === 'POST').length;
+  await until(() => sends() > 0);
+  let answered = 0;
+  while (sends() < large.length) {
+    const { status } = await ask(gateway, { path: '/v1/about', headers: { authorization: `Bearer ${OTHER}` } });
+    answered += Number(status === 200);
+  }
+  assert.deepEqual((await Promise.all(large)).map(({ status }) => status), large.map(() => 201));
+  assert.ok(answered >= 3 * large.length, `${answered} requests were answered between ${large.length} bodies`);
+});
 
 /** Secrets in many shapes. Each is tried in every place of a configuration. */
 const CANARIES = `${SECRET} sixteen-chars-ok q83/vEiRq+yZtW0/Fq2pXk9LmN7oRs5TuVwXyZ01ab4= /9j-canary/of/some_length`
