@@ -170,9 +170,11 @@ export async function startRawBackend(t: TestContext, respond: Respond) {
 
 /** A port without a listener, below those that the system assigns to other tests meanwhile. */
 export async function sparePort(host = '127.0.0.1'): Promise<number> {
-  const spare = http.createServer().listen(20_000 + Math.floor(Math.random() * 10_000), host);
-  await once(spare, 'listening');
-  const { port } = spare.address() as AddressInfo;
+  const port = 20_000 + Math.floor(Math.random() * 10_000);
+  const spare = http.createServer().listen(port, host);
+  // Another test may have it.
+  const isFree = await once(spare, 'listening').then(() => true, () => false);
+  if (!isFree) return sparePort(host);
   await new Promise((resolve) => spare.close(resolve));
   return port;
 }
