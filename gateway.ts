@@ -379,6 +379,8 @@ type Settings =
   & { [P in keyof typeof SETTINGS]: SettingValue<(typeof SETTINGS)[P]> }
   & { tokens: readonly TokenSettings[]; certificate?: X509Certificate | undefined }
   & Pick<Sources, 'warnings' | 'readFrom'>;
+  /** Whether the last token was deleted while the gateway runs: nobody is let in. */
+  & { isClosed: boolean }
 
 /** Settings that are read once. A reload does not change them, and its log line lists those that differ. */
 const START_ONLY = ['listen', 'limits.connections', 'log.level', 'log.format'] as const;
@@ -1271,16 +1273,16 @@ function refuseUnlessRelayed(core: Core, { due }: Connection, res: ServerRespons
 }
 
 /**
- * Replaces the rules. Rules without a token are refused, because a file may have been emptied by mistake. There are two
- * exceptions. With `auth.anonymous` the owner wants an open gateway. And a gateway on a local address that had no token
- * before stays open. The address in force counts, because a new `listen` takes effect only after a restart.
+ * Replaces the rules. Rules that have no token are refused, because a file may have been emptied by mistake, unless they
+ * let nobody in (`isClosed`), the owner wants an open gateway (`auth.anonymous`), or it was open before, on a local
+ * address. The address in force counts, because a new `listen` takes effect only after a restart.
  * @returns whether requests now go to another backend.
  * @throws {ConfigError} if the rules are refused.
  */
 function applySettings(core: Core, settings: Settings) {
   const { server, atStart } = core;
-  const mayBeOpen = core.rules.anonymous && atStart.listen.isLocal;
-  if (!mayBeOpen && settings.tokens.length === 0 && !settings['auth.anonymous']) {
+  const mayBeOpen = settings['auth.anonymous'] || (core.rules.anonymous && atStart.listen.isLocal);
+  if (settings.tokens.length === 0 && !settings.isClosed && !mayBeOpen) {
     throw new ConfigError(['tokens: none is configured; GATEWAY_AUTH_ANONYMOUS=true would accept all requests']);
   }
   const needsRestart: string[] = START_ONLY.filter((path) => !isDeepStrictEqual(settings[path], atStart[path]));
@@ -1316,6 +1318,7 @@ function warningsOf(rules: Rules, { listen }: AtStart, nowMs: number) {
   return [
     ...(rules.anonymous ? [openWarning] : []),
     ...rules.warnings,
+    ...(rules.isClosed ? ['the last token was deleted: every request is refused'] : []),
     ...ofTokens('has expired', ({ expires }) => expires <= nowMs),
     ...all.filter(({ expires }) => expires > nowMs && expires <= nowMs + RENEWAL_MS)
       .map(({ name, expires }) => `the token "${name}" expires soon: ${new Date(expires).toISOString()}`),
@@ -1676,7 +1679,8 @@ async function handle(exchange: Exchange, isUpgrade: boolean) {
     exchange.route = target.route?.template ?? maskPath(target.segments);
 
     // Before the credential, so that an address which no token accepts costs neither a hash nor a byte of the body.
-    if (!rules.all.some(({ clients }) => addressAllowed(clients, client))) throw clientNotAllowed('any token');
+    const isAllowed = rules.isClosed || rules.all.some(({ clients }) => addressAllowed(clients, client));
+    if (!isAllowed) throw clientNotAllowed('any token');
 
     // In the order header, path, query; if these have no credential and a token accepts `auth`, the head of the body.
     exchange.credential = findCredential(req, target) ?? await body.readCredential();
@@ -5255,6 +5259,8 @@ class Sources extends Mistakes {
     if (at !== path) this.readFrom.push(at); // in the file, a setting's place is its path
     if (path === 'tokens' && this.given.has(path)) this.warnings.push(`${at} replaces all tokens of the file`);
     this.given.set(path, { value, at });
+  /** Whether a gateway that runs reads its file again. */
+  isReload = false;
   }
 }
 
@@ -5264,7 +5270,7 @@ class Sources extends Mistakes {
  * @throws {ConfigError} with every mistake.
  */
 function loadSettings(
-  { file, text, env = {}, flags = {} }: {
+  { file, text, env = {}, flags = {}, isReload = false }: {
     file?: string | undefined;
     text?: string | undefined;
     env?: NodeJS.ProcessEnv;
@@ -5282,9 +5288,11 @@ function loadSettings(
 
 /** The fields of GatewayOptions. A test compares the two. */
 const OPTION_NAMES = 'now log headersTimeoutMs stallTimeoutMs slotTimeoutMs connectTimeoutMs lingerMs'.split(' ');
+    isReload?: boolean;
 
 /** Reads the configuration of a program that embeds the gateway. @throws {ConfigError} with every mistake. */
 function embeddedSettings(config: GatewayConfig, options: GatewayOptions = {}) {
+  sources.isReload = isReload;
   const sources = new Sources();
   const readers = Object.fromEntries(OPTION_NAMES.map((name) => [name, refuseNull]));
   sources.collect('the configuration', () => noteObject(sources, config));
@@ -5462,10 +5470,12 @@ function noteEnv(sources: Sources, env: NodeJS.ProcessEnv) {
 function readSettings(sources: Sources) {
   const { given, found, warnings, readFrom } = sources;
   const isAllRead = found.length === 0; // otherwise the tokens may be in a source that could not be read
-  const settings = { tokens: [], warnings, readFrom } as JsonObject as Settings & JsonObject;
+  // At a start it is a mistake: `readTokens` refuses it.
+  const isClosed = sources.isReload && isDeepStrictEqual(given.get('tokens')?.value, {});
+  const settings = { tokens: [], isClosed, warnings, readFrom } as JsonObject as Settings & JsonObject;
   for (const [path, [read, , fallback]] of SETTING_ROWS) {
     const { value, at } = given.get(path) ?? { value: fallback, at: path };
-    if (value === undefined) continue;
+    if (value === undefined || (path === 'tokens' && isClosed)) continue;
     settings[path] = sources.collect(at, () => {
       ensure(value !== '', IS_EMPTY); // it may have been meant to hold a secret
       return read(value);
@@ -5533,7 +5543,7 @@ function makeRules(settings: Settings) {
   };
   const tokens = settings.tokens.map(resolve);
   /** The token of every request, if none is configured. */
-  const anonymous = tokens.length === 0 ? resolve({ name: 'anonymous', digest: '' }) : undefined;
+  const anonymous = tokens.length === 0 && !settings.isClosed ? resolve({ name: 'anonymous', digest: '' }) : undefined;
   return {
     ...settings,
     /** By digest. */
@@ -6858,14 +6868,14 @@ async function runCommand(args: string[], env: NodeJS.ProcessEnv, stdin: () => B
   }
   // Looked for once: a file that appears later is read after a restart, and cannot change what runs.
   const file = named ?? (isThere(DEFAULT_FILE) ? DEFAULT_FILE : undefined);
-  const load = () => loadSettings({ file, env, flags: values });
+  const load = (isReload = false) => loadSettings({ file, env, flags: values, isReload });
   const settings = load();
   if (values.check) return { said: printCheck(settings) };
   if (isRender) return renderMessage(settings, rest[0]!, stdin());
   if (isTest) return { said: await patiently(testToken(settings, rest[0]!, rest[1], values.from)) };
   const core = makeCore(settings, makeRules(settings), {});
   void stopOnSignal(() => closeGateway(core));
-  reloadOnChange(core, load);
+  reloadOnChange(core, () => load(true));
   await startListening(core).catch(failPort);
   // The last resort: no client may crash the process, whatever throws. Only from here on, because a taken port should
   // end it.

@@ -28,7 +28,7 @@ import { arrived, LARGE, listened, settled, statusFor } from './held.ts';
 import { holdIntervals } from './intervals.ts';
 import { isNode } from './runtime.ts';
 import { AS_OTHER, BEARER, FROM, MESSAGE, OTHER, post, SECRET, SECRETS, TO } from './samples.ts';
-import { AS_IT_IS, type Program, start, startBoth, startGateway, startHolding, startProcess } from './start.ts';
+import { AS_IT_IS, cli, type Program, start, startBoth, startGateway, startHolding, startProcess } from './start.ts';
 
 suite('reload', SIDE_BY_SIDE, () => {
   test('reload: tokens and rules apply from the next request on, and a send that the backend has goes on; losing all tokens does not leave the gateway open by mistake', async (t) => {
@@ -118,6 +118,37 @@ suite('reload', SIDE_BY_SIDE, () => {
     assert.notEqual((await ask(gateway)).fingerprint, first);
     assert.doesNotMatch(gateway.output(), new RegExp(`${SECRETS.source}|${third}|${fresh}`));
     await gateway.close();
+  });
+
+  // A stolen token went on working, because a reload without tokens was refused.
+  test('reload: where the last token is deleted nobody is let in, and what runs ends; a new token opens the gateway again', async (t) => {
+    const backend = await startBackend(t);
+    const file = fileWith(t, { tokens: { only: { secret: SECRET } } });
+    const args = ['--config', file, '--backend', backend.url];
+    const gateway = await startProcess(t, { args });
+    const becomes = async (config: object): Promise<LogLine> => {
+      const before = linesOf(gateway, /^reload/).length;
+      writeFileSync(file, JSON.stringify(config));
+      process.kill(gateway.child.pid!, 'SIGHUP');
+      await until(() => linesOf(gateway, /^reload/).length > before);
+      return linesOf(gateway, /^reload/)[before]!;
+    };
+    const asked = (): Promise<number[]> => statusesOf(gateway, { headers: BEARER }, { headers: AS_OTHER }, {});
+    assert.deepEqual(await asked(), [200, 401, 401]);
+    const closed = await becomes({ tokens: {} });
+    assert.deepEqual([closed.message, closed.tokens], ['reloaded', 0]);
+    assert.equal(closed.warning, 'the last token was deleted: every request is refused');
+    const seen = backend.seen.length;
+    assert.deepEqual(await asked(), [401, 401, 401]);
+    assert.equal((await becomes({})).message, 'reload failed; keeping the old configuration');
+    assert.deepEqual(await asked(), [401, 401, 401]);
+    assert.equal(backend.seen.length, seen, 'the backend saw nothing');
+    await becomes({ tokens: { other: { secret: OTHER } } });
+    assert.deepEqual(await asked(), [401, 200, 401]);
+    await becomes({ tokens: {} });
+    await gateway.close();
+    const { code, stderr } = await cli([...args, '--check']);
+    assert.deepEqual([code, /tokens: contains no token/.test(stderr)], [2, true], 'a start refuses it');
   });
 
   // When node:http had a limit of 200 header fields and, after a reload, the check had 1,000, a second Host got
