@@ -2949,17 +2949,25 @@ const DECLARED_CHARSET = /;[ \t]*charset=["']?([^\s"',;]+)/i;
  */
 function toUtf8(bytes: Buffer, contentType: string) {
   const [, charset = 'utf-8'] = DECLARED_CHARSET.exec(contentType) ?? [];
-  if (/^utf-?8$/i.test(charset)) return bytes;
   // The bytes that a form's encoder has escaped are in the same charset.
   const isForm = /^application\/x-www-form-urlencoded[ \t;]/i.test(contentType);
-  const encoded = isForm ? unescapeBytes(bytes.toString('latin1'), /%[89a-f][\da-f]/gi) : bytes;
+  const isEscaped = isForm && !IS_UTF8.test(charset);
+  return recode(isEscaped ? unescapeBytes(bytes.toString('latin1'), /%[89a-f][\da-f]/gi) : bytes, charset);
+}
+
+/** Matches the names of UTF-8. */
+const IS_UTF8 = /^utf-?8$/i;
+
+/** Decodes bytes in a charset, and returns them in UTF-8. */
+function recode(bytes: Buffer, charset: string) {
+  if (IS_UTF8.test(charset)) return bytes;
   // Java writes UTF-16 with a mark and big-endian; TextDecoder would read it as little-endian.
-  const isBigEndian = encoded[0] === 0xfe && encoded[1] === 0xff;
+  const isBigEndian = bytes[0] === 0xfe && bytes[1] === 0xff;
   try {
     const decoder = new TextDecoder(isBigEndian ? 'utf-16be' : charset, { fatal: true });
     // UNTIL Node 24 is the oldest: without `stream`, older ones read 80 to 9F of windows-1252 (€ is 80) as control
     // characters (findings/node-textdecoder-takes-windows-1252-for-latin-1.sh).
-    return Buffer.from(decoder.decode(encoded, { stream: true }) + decoder.decode());
+    return Buffer.from(decoder.decode(bytes, { stream: true }) + decoder.decode());
   } catch {
     throw badJson('The declared charset is unknown here, or the body is not in it; send UTF-8.');
   }
@@ -3054,7 +3062,7 @@ function readPart(part: string): Pair {
 /** The name of a file in the value of "filename*". */
 function decodeExtended(value: string) {
   const { charset = '', name = '' } = (EXTENDED.exec(value) ?? failMultipart()).groups!;
-  return textOf(toUtf8(unescapeBytes(name, /%../g), `; charset=${charset}`));
+  return textOf(recode(unescapeBytes(name, /%../g), charset));
 }
 
 /** The text of bytes in UTF-8. */
