@@ -6853,7 +6853,7 @@ async function runCommand(args: string[], env: NodeJS.ProcessEnv, stdin: () => B
   const isAdd = command === 'add' && rest.length >= 1;
   const isTest = command === 'test' && (rest.length === 1 || rest.length === 2);
   // The argument is not shown: it may be a secret.
-  ensure(command === undefined || isRender || isAdd || isTest, `unknown command or arguments; there are ${COMMANDS}`);
+  ensure(command === undefined || isRender || isAdd || isTest, `unknown command or arguments; ${WHAT_THERE_IS}`);
   ensure(!values.check || !(isAdd || isTest), '--check is a command of its own; see --help');
   ensure(isAdd || values.for === undefined, '--for belongs to "add"; see --help');
   ensure(isAdd || isTest || values.from === undefined, '--from belongs to "add" and "test"; see --help');
@@ -6907,9 +6907,20 @@ function failPort({ message }: Error): never {
   throw new Failure(`cannot run: ${message}; --listen HOST:PORT chooses another address`);
 }
 
-/** In messages: what a command line may have. */
-const COMMANDS = 'add NAME RECIPIENT… [--from NUMBER] [--for CLIENT], test NAME [RECIPIENT], render NAME, ' +
-  'token [NAME], --check, --demo, --help, --version, and with each --config FILE, --listen HOST:PORT, --backend URL; ' +
+/** The commands, and what each does. */
+const COMMANDS = {
+  '--check': 'list every mistake, or what each token may do',
+  '--demo': 'run with a stand-in backend and a new token',
+  'add NAME RECIPIENT… [--from NUMBER] [--for CLIENT]': 'make a token for a client, in the file',
+  'test NAME [RECIPIENT]': 'send a message as that token would',
+  'render NAME': 'print the message that is built from stdin',
+  'token [NAME]': 'make a secret, and its digest',
+};
+
+const FLAGS = '--config FILE, --listen HOST:PORT, --backend URL, --help, --version';
+
+/** The end of a message about a command line. */
+const WHAT_THERE_IS = `there are ${Object.keys(COMMANDS).join(', ')}, and the flags ${FLAGS}; ` +
   'without a command, the gateway starts';
 
 /** The file that is read if no other is named. A gateway beside its file would otherwise run without its tokens. */
@@ -6938,7 +6949,7 @@ function parseCommandLine(args: string[]) {
     const option = (OPTIONS as NodeJS.Dict<{ type: string }>)[token.name];
     // A long name may be a secret.
     const shown = token.rawName.length < SECRET_MIN_LENGTH ? token.rawName : 'with a long name';
-    ensure(option !== undefined, `unknown option ${shown}; there are ${COMMANDS}`);
+    ensure(option !== undefined, `unknown option ${shown}; ${WHAT_THERE_IS}`);
     const hasValue = token.value !== undefined && (token.inlineValue || !token.value.startsWith('-'));
     ensure(option.type === 'boolean' || hasValue, `${shown} needs a value; see --help`);
     ensure(option.type === 'string' || token.value === undefined, `${shown} takes no value; see --help`);
@@ -6960,6 +6971,9 @@ function usage() {
     `  ${path.padEnd(20)}${fallback ? `[${fallback}]` : ''}`.trimEnd() + `\n      ${help}`
   );
   const clients = `CLIENT: ${Object.keys(CLIENTS).join(', ')}.`.replace(/(?=.{78})(.{1,78}) /, '$1\n');
+  const commands = Object.entries({ '[FLAGS]': 'run', ...COMMANDS }).map(([line, does]) =>
+    `  gateway.mjs ${line.padEnd(14)}${line.length < 14 ? '' : `\n${' '.repeat(28)}`} ${does}`
+  );
   return `signal-gateway ${VERSION}: an authenticating gateway for signal-cli-rest-api
 
 Settings, by path in the JSON file (--config, or GATEWAY_CONFIG, or else
@@ -6972,13 +6986,14 @@ file with tokens, a line each.
 ${rows.join('\n')}
 
 A token in the file has these, and may have its own methods, allow, rate and
-clients, which replace the top-level ones. A token with none of senders,
-recipients and defaults has, and is confined by, the top-level three:
+clients, which replace the top-level ones. Without senders or recipients of its
+own, those in its defaults confine it, or else the top level's. A token with
+none of the three has the top-level defaults:
 
   secret      plain, or sha256:<64 hex>
   secretFile  a file with the secret
-  senders     accounts that the token may use; any if absent
-  recipients  where the token may send; group.* is any group; any if absent
+  senders     accounts that the token may use; * is any
+  recipients  where the token may send; group.* is any group; * is everyone
   expires     valid through 2027-06-30, UTC, or until 2027-06-30T12:00:00Z
   defaults    number, recipients, text_mode of a message built from a webhook
   message     a Mustache template for the text of such a message
@@ -6992,21 +7007,13 @@ The groups of allow:
   setup       accounts, linking, devices, profiles: can take over the account
   metrics     GET /metrics: the gateway's own metrics, for Prometheus
 
-The manual: docs/reference.md, and the comments of GatewayConfig in gateway.ts.
+The manual: docs/reference.md.
 
 Usage:
 
-  gateway.mjs [FLAGS]        run
-  gateway.mjs --check        list every mistake, or what each token may do
-  gateway.mjs --demo         run with a stand-in backend and a new token
-  gateway.mjs add NAME RECIPIENT… [--from NUMBER] [--for CLIENT]
-                             make a token for a client, in the file
-  gateway.mjs test NAME [RECIPIENT]
-                             send a message as that token would
-  gateway.mjs render NAME    print the message that is built from stdin
-  gateway.mjs token [NAME]   make a secret, and its digest
+${commands.join('\n')}
 
-Flags: --config FILE, --listen HOST:PORT, --backend URL, --help, --version.
+Flags: ${FLAGS}.
 ${clients}
 SIGHUP, or a change of the file, reloads. SIGTERM and SIGINT (Ctrl-C) let
 running requests finish; the same signal again cuts them off.
