@@ -5323,12 +5323,7 @@ function noteFile(sources: Sources, file: string, given?: string) {
   const config = sources.collect(at, () => parseFile(text));
   if (config === undefined) return;
   sources.collect('the configuration', () => noteObject(sources, config));
-  for (const { key, index } of repeatedKeys(text)) {
-    sources.add(
-      at,
-      `${placeAfter(text.slice(0, index))}: ${showValue(key, 'a key')} is given twice in one object; keep one`,
-    );
-  }
+  for (const mistake of mistakesInKeys(text)) sources.add(at, mistake);
   const mode = statSync(file, { throwIfNoEntry: false })?.mode ?? 0;
   if (PLAIN_SECRET.test(JSON.stringify(config)) && mode & 0o004) {
     sources.warnings.push(`${at} contains plain secrets and is readable by all users (chmod o-r)`);
@@ -5418,8 +5413,8 @@ function withKeys(value: unknown, keys: readonly string[]): unknown {
  */
 const KEYS_AND_BRACES = /[{}]|("[^"\\]*(?:\\.[^"\\]*)*")(\s*:)?/g;
 
-/** Finds each key of a file that is repeated in its object, because JSON.parse would take the last value. */
-function* repeatedKeys(text: string) {
+/** Yields a sentence about each key of a file that is repeated in its object: JSON.parse takes the last value. */
+function* mistakesInKeys(text: string) {
   const open: Set<string>[] = []; // the keys of each object that is open, the innermost first
   for (const { 0: token, 1: quoted = '', 2: colon, index } of text.matchAll(KEYS_AND_BRACES)) {
     if (token === '{') open.unshift(new Set());
@@ -5427,7 +5422,9 @@ function* repeatedKeys(text: string) {
     if (!colon) continue;
     const keys = open[0]!;
     const key = decodeKey(quoted);
-    if (keys.has(key)) yield { key, index };
+    if (keys.has(key)) {
+      yield `${placeAfter(text.slice(0, index))}: ${showValue(key, 'a key')} is given twice in one object; keep one`;
+    }
     keys.add(key);
   }
 }
@@ -6437,9 +6434,8 @@ function newFile(env: NodeJS.ProcessEnv, flags: Flags) {
 function insertToken(file: string, text: string, name: string, token: TokenConfig) {
   const config = attempt(() => parseFile(text), ({ message }) => `${showPath(file)}: ${message}`) as JsonObject;
   // Of "tokens" given twice, only the second would be left.
-  for (const { key } of repeatedKeys(text)) {
-    throw new UsageError(`${showPath(file)}: ${showValue(key, 'a key')} is given twice in one object; keep one`);
-  }
+  const [mistake] = mistakesInKeys(text);
+  ensure(mistake === undefined, `${showPath(file)}: ${mistake}`);
   const { tokens = {} } = config;
   const advice = 'write it as an object: { "NAME": { "secret": "SECRET" } }';
   ensure(isObject(tokens), `tokens: only an object can get another token; ${advice}`);
@@ -6603,7 +6599,7 @@ async function findUuids(settings: Settings, number: string, ids: readonly strin
 function checkWord(word: string, i: number) {
   if (isRecipient(word)) return;
   const at = `recipient ${i + 1}`;
-  const isNumber = /^\+\d|^\+?[\d ()./-]+$/.test(word);
+  const isNumber = /^\+\d/.test(word) || kindOf(word) === 'a phone number';
   ensure(!isNumber, `${at}: write a phone number as "+", the country code and digits alone, such as +4915112345678`);
   ensure(!/^(?:group\.)?\*$/.test(word), `${at}: add the token with one recipient, and write "${word}" into the file`);
   const hint = hintFor(RECIPIENT_HINTS, word);
