@@ -3276,8 +3276,9 @@ function isWrappedJson(text: string) {
   }
 }
 
-/** Whether a value is missing, empty, only white space or an empty list. */
-function isBlank(value: unknown = '') {
+/** Whether a value is missing, null, empty, only white space or an empty list. */
+function isBlank(value: unknown) {
+  if (value === undefined || value === null) return true;
   return typeof value === 'string' ? value.trim() === '' : Array.isArray(value) && value.length === 0;
 }
 

@@ -71,7 +71,7 @@ suite('messages', SIDE_BY_SIDE, () => {
   // They were silently dropped, and the message went to the default recipient.
   const LOST = listed`
     "recipients":[15550100003] ;; "recipients":15550100003 ;; "recipients":[] ;; "recipients":""
-    "Recipients":["+15550100003"] ;; "Recipients":"" ;; "recipient\u017f":["+15550100003"] ;; "recipients":{"toString":1}
+    "Recipients":["+15550100003"] ;; "Recipients":"" ;; "recipient\u017f":["+15550100003"] ;; "recipients":{"toString":1} ;; "recipient":"","recipients":null
     "recipient":"+15550100003" ;; "recipient":"" ;; "recipient":["+15550100003"] ;; "Recipient":"+15550100003"
     "recipients":["${TO}"],"recipient":"+15550100003" ;; "recipients":["${TO}"],"RECIPIENTS":["+15550100003"]
     " recipients":["+15550100003"] ;; "recipients":"${INTERNAL_ID}" ;; "number":"15550100003" ;; "number":"+15550100003 "
