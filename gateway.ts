@@ -6162,8 +6162,8 @@ function startDemoBackend() {
 
 /**
  * Starts a stand-in backend, and a gateway with a new token. Returns commands to try. The first has no quotes, which
- * cmd.exe, PowerShell and sh read differently. The log lines of requests would hide the messages, so only the level
- * debug shows them.
+ * cmd.exe, PowerShell and sh read differently. The log lines of requests that succeed would hide the messages, so only
+ * the level debug shows them.
  */
 async function runDemo(listen: string, level?: string, format = 'text') {
   const backend = startDemoBackend();
@@ -6178,8 +6178,8 @@ async function runDemo(listen: string, level?: string, format = 'text') {
     tokens: { demo: { secret, defaults: { number, recipients: [recipient] } } },
   }, {
     log: (line) => {
-      const isOfRequest = /\bstatus["=]/.test(line);
-      if (level === 'debug' || !isOfRequest) writeOut(`${line}\n`);
+      const isOfSuccess = /\bstatus(?:=|":)[123]/.test(line);
+      if (level === 'debug' || !isOfSuccess) writeOut(`${line}\n`);
     },
   });
   void stopOnSignal(gateway.close);

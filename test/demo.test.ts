@@ -39,7 +39,7 @@ suite('demo', SIDE_BY_SIDE, () => {
     await close('SIGINT');
   });
 
-  test('--demo shows what arrives, and no request log lines, whatever a client sends', async (t) => {
+  test('--demo shows what arrives and what is refused, and no log line of a request that succeeds', async (t) => {
     const { output, close, secret, ...to } = await startDemo(t);
     const before = output();
     const headers = { authorization: `Bearer ${secret}` };
@@ -49,12 +49,15 @@ suite('demo', SIDE_BY_SIDE, () => {
     assert.equal((await ask(to, { headers: {} })).status, 401);
     assert.equal((await ask(to, { headers })).status, 200);
     await until(() => output().endsWith('GET /v1/about \n'));
-    const shown = output().slice(before.length).replace(/^\n# Account setup[^]*?-u 'api:.*\n\n/m, '');
+    const refusals = groupsOf(output(), /^\{.*"status":4.*"code":"(\w+)".*\n/gm);
+    assert.deepEqual(refusals, ['bad_json', 'bad_json', 'bad_json', 'unknown_endpoint', 'unauthorized']);
+    const shown = output().slice(before.length).replace(/^\n# Account setup[^]*?-u 'api:.*\n\n/m, '')
+      .replace(/^\{.*"status":4.*\n/gm, '');
     assert.match(
       shown,
       /^\n>>> hello\n\nbackend got {3}POST \/v2\/send .*"message":"hello"}\n(?:backend got {3}GET .*\n)+$/,
     );
-    assert.doesNotMatch(output(), /status/);
+    assert.doesNotMatch(output(), /"status":2/);
     await close('SIGINT');
   });
 
