@@ -175,7 +175,8 @@ interface GatewayConfig {
 
 /**
  * One token. A field that also exists at the top level replaces the value there; if the field is absent, the token
- * inherits that value. Only a token with none of `senders`, `recipients` and `defaults` inherits `defaults`.
+ * inherits that value. Only a token with none of `senders`, `recipients` and `defaults` inherits `defaults`, and one whose
+ * own `defaults` name an account or recipients is confined to these.
  */
 interface TokenConfig {
   /** The secret, with at least 16 characters; or its digest, as `sha256:` and 64 hexadecimal digits. */
@@ -236,8 +237,8 @@ interface Gateway {
   /** Stops accepting, lets running requests finish within the `shutdown` setting, then closes all connections. */
   close(): Promise<void>;
   /**
-   * Replaces the configuration for later requests. Running requests finish under the old one. `listen`,
-   * `limits.connections`, `log.*` and whether there is TLS stay as they were at the start.
+   * Replaces the configuration for later requests. Running requests finish under the old one; those that their token
+   * may no longer make are ended. `listen`, `limits.connections`, `log.*` and whether there is TLS stay as they were.
    * @throws {ConfigError} with every mistake. The old configuration then stays in force.
    */
   reload(config: GatewayConfig): void;
@@ -378,9 +379,9 @@ const CONFIG_FILE = 'GATEWAY_CONFIG';
 type Settings =
   & { [P in keyof typeof SETTINGS]: SettingValue<(typeof SETTINGS)[P]> }
   & { tokens: readonly TokenSettings[]; certificate?: X509Certificate | undefined }
-  & Pick<Sources, 'warnings' | 'readFrom'>;
   /** Whether the last token was deleted while the gateway runs: nobody is let in. */
   & { isClosed: boolean }
+  & Pick<Sources, 'warnings' | 'readFrom'>;
 
 /** Settings that are read once. A reload does not change them, and its log line lists those that differ. */
 const START_ONLY = ['listen', 'limits.connections', 'log.level', 'log.format'] as const;
@@ -436,7 +437,7 @@ const NESTING_LIMIT = 64;
 const PAYLOAD_LIMIT_BYTES = 1024 * 1024;
 
 /**
- * How often open WebSockets and running requests are checked for tokens that have expired. Also how long the answer to a
+ * How often what runs is checked for tokens that have expired; a reload checks it at once. Also how long the answer to a
  * request that the backend may have acted on is left to end.
  */
 const RECHECK_MS = 30_000;
@@ -525,7 +526,7 @@ const BUSY_RETRY_MS = 10_000;
  * Ends a request with an error response. Not an Error, because capturing its stack would cost more than the rest of a
  * refusal.
  *
- * A function named `refusalOf…` returns a Problem or undefined, because `--check` or an open WebSocket uses it too. One
+ * A function named `refusalOf…` returns a Problem or undefined, because `--check` or the check of what runs uses it too. One
  * named `mistakeIn…` returns part of a sentence. Any other function that refuses throws.
  */
 class Problem {
@@ -892,7 +893,7 @@ const SLOT_TIMEOUT_MS = 30_000;
 
 /**
  * The server of a gateway, with its listeners, and all of its state. A reload replaces `rules` as a whole, so each
- * request sees one version of them.
+ * request sees one version of them; only `refusalOfStale` looks at the newest.
  */
 function makeCore(settings: AtStart, rules: Rules, options: GatewayOptions) {
   const {
@@ -929,8 +930,8 @@ function makeCore(settings: AtStart, rules: Rules, options: GatewayOptions) {
     /** Counts log lines of refusals per token name and code. */
     tokenLines: new RateLimiter(),
     /**
-     * All connections, by transport socket. The map's order determines which one is closed at the limit: the first one
-     * without `token` has gone longest without a valid token.
+     * All connections, by transport socket. Of those without `token`, the first in the map's order has gone longest
+     * without a valid token.
      */
     connections: new Map<Socket, Connection>(),
     /**
@@ -1317,8 +1318,8 @@ function warningsOf(rules: Rules, { listen }: AtStart, nowMs: number) {
     all.filter(has).map(({ name }) => `the token "${name}" ${what}`);
   return [
     ...(rules.anonymous ? [openWarning] : []),
-    ...rules.warnings,
     ...(rules.isClosed ? ['the last token was deleted: every request is refused'] : []),
+    ...rules.warnings,
     ...ofTokens('has expired', ({ expires }) => expires <= nowMs),
     ...all.filter(({ expires }) => expires > nowMs && expires <= nowMs + RENEWAL_MS)
       .map(({ name, expires }) => `the token "${name}" expires soon: ${new Date(expires).toISOString()}`),
@@ -1457,9 +1458,10 @@ type Stage = keyof typeof NEXT_STAGES;
  *
  *   a step responds  `respond` writes the head; `endResponse` writes the rest after `handle`
  *   a step throws    `refuse` responds with the problem; if a response has begun, `refuse` destroys the connection
- *   end(problem)     something else ends it, in any stage: a timeout, a shutdown, a connection that fails. Destroys
- *                    `underway`, the request to the backend, and wakes the current wait. `throwIfEnded`, before and
- *                    after each wait, throws the problem, so that the step stops and `refuse` responds
+ *   end(problem)     something else ends it, in any stage: a timeout, a shutdown, a connection that fails, a token
+ *                    that has ended. Destroys `underway`, the request to the backend, and wakes the current wait.
+ *                    `throwIfEnded`, before and after each wait, throws the problem, so that the step stops and
+ *                    `refuse` responds
  *   leave()          its client has disconnected: `end`, unless the backend may act on it. Then `hasLeft` is true, and
  *                    it continues without a client and keeps its slot, until the response's head or a timeout
  *   earlyResponse    the backend responded before it had the whole body: ends the upload, and nothing else
@@ -1472,7 +1474,7 @@ class Exchange {
   readonly core;
   /** The client's connection. */
   readonly connection;
-  /** The rules when the request began, so that a reload does not affect it. */
+  /** The rules when the request began. Of a reload, only what `endStale` ends affects it. */
   readonly rules;
   /** The gate and the slots of the backend in these rules. */
   readonly upstream;
@@ -1804,7 +1806,7 @@ function logExchange(exchange: Exchange) {
   const isRoutine = status < 400 && (!token || exchange.target?.route === METRICS_ROUTE);
   const flood = isRoutine ? undefined : floodKeyOf(exchange);
   const reason = origin ? 'origin_not_listed' : endedBy?.reason;
-  const { logged, detail = detailOfAnswer(exchange), token: refused } = endedBy?.details ?? {};
+  const { logged, detail, token: refused } = endedBy?.details ?? {};
   const isFlood = flood !== undefined && flood.lines.take(flood.key, FAILURE_RATE, core.elapsedMs()) > 0;
   const code = endedBy?.code;
   if (isFlood && token) {
@@ -1823,7 +1825,7 @@ function logExchange(exchange: Exchange) {
     status,
     code,
     reason,
-    detail: (logged ?? CREDENTIAL_ADVICE[reason ?? ''] ?? detail)?.slice(0, DETAIL_LIMIT),
+    detail: (logged ?? CREDENTIAL_ADVICE[reason ?? ''] ?? detail ?? detailOfAnswer(exchange))?.slice(0, DETAIL_LIMIT),
     origin,
     bytesIn,
     bytesOut,
@@ -1898,8 +1900,8 @@ function refusalOfStale(exchange: Exchange) {
 }
 
 /**
- * Whether the backend may act on a request, or has done so and its answer is short. The client of a send must learn what
- * became of it. A poll would wait for messages, and hand them over.
+ * Whether the backend may act on a request, or has done so and its answer has begun less than 30 s ago. The client of a
+ * send must learn what became of it. A poll would wait for messages, and hand them over.
  */
 function isLeftToEnd({ stage, target, answeredMs }: Exchange) {
   if (stage === 'sent') return target!.route?.group !== 'receive';
@@ -2164,8 +2166,8 @@ function tellMethods({ methods }: Token, { method }: Credential) {
 /** What to do about a credential, by the reason of the 401. For the log only: to the client every 401 looks the same. */
 const CREDENTIAL_ADVICE: NodeJS.Dict<string> = {
   no_credential:
-    'The request has no token where one is looked for: in the header Authorization, in the field "auth" of ' +
-    'the body, or, if "methods" has path or query, as /@auth=TOKEN/ or ?@auth=TOKEN in the URL. A program that drops ' +
+    'The request has no token where one is looked for: in the header Authorization, or, if "methods" has body, path or ' +
+    'query, in the field "auth" of the body, or as /@auth=TOKEN/ or ?@auth=TOKEN in the URL. A program that drops ' +
     '"api:TOKEN@" from its URL needs one of these.',
   origin_not_listed: 'A page of this origin may use the gateway once "cors" has the origin.',
   unknown_token:
@@ -2184,7 +2186,7 @@ function isDigest({ tokens }: Rules, { secret = '' }: Credential) {
   return tokens.has(secret.replace(/^sha256:/i, '').toLowerCase());
 }
 
-/** The reason to refuse the token of a credential, if any. The same rule for requests and open WebSockets. */
+/** The reason to refuse the token of a credential, if any. The same rule for a request and for what runs. */
 function faultOfToken(token: Token | undefined, { method, secret }: Credential, nowMs: number) {
   if (token && token.expires <= nowMs) return 'expired_token';
   if (token) return token.methods.has(method) ? undefined : 'method_not_accepted';
@@ -2307,7 +2309,7 @@ function isLocalName(host: string, cors: ReadonlySet<string>) {
 /**
  * The problem if a token may not make a request. The client's address is checked first, then the allowlist. Then some
  * endpoints on the allowlist are closed to a token with `senders` or `recipients`. No later rule reopens what an
- * earlier one refuses. Open WebSockets are rechecked when the rules change.
+ * earlier one refuses. What runs is checked again by `endStale`.
  * @param client the client's address, which `--check` does not have.
  */
 function refusalOfEndpoint(token: Token, target: Target, client?: string) {
@@ -2878,7 +2880,8 @@ const EMPTY_ADVICE =
 /**
  * Runs a task that may take the processor for a fraction of a second. Such tasks run one at a time, and after each one
  * the other requests have as much time as it took. Attack: keep everybody waiting with many large bodies at once. The
- * next is one of the token whose latest turn is the longest ago, so that others do not wait for all of them.
+ * next is one of the token whose latest turn is the longest ago, so that others do not wait for all of them. The first of
+ * `inTurn` has its turn, and stays there during the pause after it.
  */
 async function runInTurn<T>(exchange: Exchange, task: () => T) {
   const { inTurn, turnsMs } = exchange.core;
@@ -3098,7 +3101,7 @@ function escapePercent(form: string) {
 
 /**
  * Whether a text is an HTML form by its look: its first name, or one behind an "&", is a field of a message, or another
- * name that a text has only by accident. It may be any, because form encoders write the fields in any order.
+ * name that a text has only by accident. Any of its names will do, because form encoders write them in any order.
  */
 function looksLikeForm({ message: template }: Token, text: string) {
   const known = new Set([...MESSAGE_FIELDS, 'payload', 'data', ...template?.names ?? []]);
@@ -3550,7 +3553,7 @@ function checkSomeFields(token: Token, route: Route | undefined, fields: readonl
     // The backend ignores an empty `recipient`.
     if (value === undefined || (isSend && key === 'recipient' && value === '')) continue;
     const isRecipient = role === 'recipient' || role === 'member';
-    // A path without a row, such as a plugin's, may have groups and names: a token with a list cannot use it.
+    // A path without a row may have groups and names: a token with a list cannot use it.
     const takesGroup = role !== 'member' && (route === undefined || declares(route, 'to-groups'));
     const takesName = route === undefined || declares(route, 'to-names');
     const unsafe = role === 'attachment' ? mistakeInAttachment(value) : mistakeInArgument(value);
@@ -4455,7 +4458,7 @@ function nudgeGarbageCollector(chunk: Buffer) {
 class Upstream {
   readonly gate = new Gate();
   readonly slots = new Slots();
-  /** True from the start until anything has answered. `backend_up` is 0 meanwhile. */
+  /** Set by `askBackend`, until anything has answered. `backend_up` is 0 meanwhile. */
   isAwaited = false;
 }
 
@@ -4582,7 +4585,8 @@ interface Slot {
 /**
  * The slots of a backend. With N as `backend.parallel`, at most N requests act at once, and 2N are there with those that
  * hang: a request that hangs is overdue, and no longer counts as acting. One of several tokens gets at most N - 1 and
- * 2N - 1, but at least one, so its requests leave room for the others, even if all of them hang.
+ * 2N - 1, so its requests leave room for the others, even if all of them hang. With N = 1 it gets one, and the others
+ * wait until that is overdue.
  *
  * There is a queue for each token, because in a single one the look for the next request costs as much as there are
  * requests in it.
@@ -5255,6 +5259,8 @@ function writeOut(text: string, done: () => void = () => {}) {
 
 /** The values that the sources give, with the mistakes and the warnings found so far. */
 class Sources extends Mistakes {
+  /** Whether a gateway that runs reads its file again. */
+  isReload = false;
   /** For each setting's path: its value, and the place where its owner wrote it, for messages. */
   readonly given = new Map<string, { value: unknown; at: string }>();
   /** Settings that are valid, but perhaps not intended. */
@@ -5268,8 +5274,6 @@ class Sources extends Mistakes {
     if (at !== path) this.readFrom.push(at); // in the file, a setting's place is its path
     if (path === 'tokens' && this.given.has(path)) this.warnings.push(`${at} replaces all tokens of the file`);
     this.given.set(path, { value, at });
-  /** Whether a gateway that runs reads its file again. */
-  isReload = false;
   }
 }
 
@@ -5284,9 +5288,11 @@ function loadSettings(
     text?: string | undefined;
     env?: NodeJS.ProcessEnv;
     flags?: JsonObject;
+    isReload?: boolean;
   },
 ) {
   const sources = new Sources();
+  sources.isReload = isReload;
   FILES_READ.clear();
   if (file) noteFile(sources, file, text);
   noteEnv(sources, env);
@@ -5297,11 +5303,9 @@ function loadSettings(
 
 /** The fields of GatewayOptions. A test compares the two. */
 const OPTION_NAMES = 'now log headersTimeoutMs stallTimeoutMs slotTimeoutMs connectTimeoutMs lingerMs'.split(' ');
-    isReload?: boolean;
 
 /** Reads the configuration of a program that embeds the gateway. @throws {ConfigError} with every mistake. */
 function embeddedSettings(config: GatewayConfig, options: GatewayOptions = {}) {
-  sources.isReload = isReload;
   const sources = new Sources();
   const readers = Object.fromEntries(OPTION_NAMES.map((name) => [name, refuseNull]));
   sources.collect('the configuration', () => noteObject(sources, config));
@@ -6967,10 +6971,10 @@ function usage() {
   const rows = SETTING_ROWS.map(([path, [, help, fallback]]) =>
     `  ${path.padEnd(20)}${fallback ? `[${fallback}]` : ''}`.trimEnd() + `\n      ${help}`
   );
-  const clients = `CLIENT: ${Object.keys(CLIENTS).join(', ')}.`.replace(/(?=.{78})(.{1,78}) /, '$1\n');
   const commands = Object.entries({ '[FLAGS]': 'run', ...COMMANDS }).map(([line, does]) =>
     `  gateway.mjs ${line.padEnd(14)}${line.length < 14 ? '' : `\n${' '.repeat(28)}`} ${does}`
   );
+  const clients = `CLIENT: ${Object.keys(CLIENTS).join(', ')}.`.replace(/(?=.{78})(.{1,78}) /, '$1\n');
   return `signal-gateway ${VERSION}: an authenticating gateway for signal-cli-rest-api
 
 Settings, by path in the JSON file (--config, or GATEWAY_CONFIG, or else
@@ -7285,15 +7289,16 @@ async function stopOnSignal(close: () => Promise<void>) {
 function reloadOnChange(core: Core, load: () => Settings) {
   let settleTimer: NodeJS.Timeout | undefined;
   let lastLook = '';
+  const stampsNow = () => [...FILES_READ.keys()].map(stampOf).join();
   const look = () => {
-    const stamps = [...FILES_READ.keys()].map(stampOf).join();
+    const stamps = stampsNow();
     if (stamps === lastLook) return;
     lastLook = stamps;
     clearTimeout(settleTimer);
     if (stamps !== [...FILES_READ.values()].join()) settleTimer = setTimeout(settle, SETTLE_MS);
   };
   const settle = () => {
-    if ([...FILES_READ.keys()].map(stampOf).join() === lastLook) reload();
+    if (stampsNow() === lastLook) reload();
     else look(); // it has changed again
   };
   const reload = () => {

@@ -252,7 +252,7 @@ suite('forms', SIDE_BY_SIDE, () => {
     'payload={"c":1,"auth":"${SECRET}"}&b=1&@auth=${SECRET}&auth[]=${OTHER}' → {"message":"{\"payload\":\"{\\\"c\\\":1}\",\"b\":\"1\"}{\"c\":1}"}
     -- b = 1 -- payload = {"@auth":"${SECRET}","c":1} -- Auth = ${OTHER}`;
 
-  // Deno 2.9 skipped parts that they could not read, and the message went to the default recipient.
+  // Deno 2.9 skipped parts that it could not read, and the message went to the default recipient.
   const FIELD = 'Content-Disposition: form-data;';
 
   const MESSAGE_PART = literal`--limit\r\n${FIELD} name="message"\r\n\r\nx\r\n`;

@@ -142,7 +142,7 @@ suite('log', SIDE_BY_SIDE, () => {
   const NO_LIST = 'The body is a list; a webhook must be one JSON object, because a template cannot read a list.';
   const MAIN = tokens({ recipients: [TO], senders: [FROM], allow: ['send'] }, HOOK);
   const NO_TOKEN =
-    'The request has no token where one is looked for: in the header Authorization, in the field "auth" of the body, or, if "methods" has path or query, as /@auth=TOKEN/ or ?@auth=TOKEN in the URL. A program that drops "api:TOKEN@" from its URL needs one of these.';
+    'The request has no token where one is looked for: in the header Authorization, or, if "methods" has body, path or query, in the field "auth" of the body, or as /@auth=TOKEN/ or ?@auth=TOKEN in the URL. A program that drops "api:TOKEN@" from its URL needs one of these.';
 
   table(
     'the sentence of a refusal is in the log as detail, unless it says no more than the code',

@@ -110,7 +110,7 @@ export type Program = [file: string, ...args: string[]];
 export const AS_IT_IS: Program = [process.execPath, ...(/js$/.test(FILE.pathname) ? [] : LOADER), fileURLToPath(FILE)];
 
 /**
- * The gateway as tests start it. On Node it is compiled, because each start by tsx takes half a second: by `npm test` for
+ * The gateway as tests start it. On Node it is compiled, because tsx takes long to start: by `npm test` for
  * all files, or else here. That file stays in node_modules/.cache for the tests of other processes, under a name that changes with the source.
  */
 export function program(): Program {
