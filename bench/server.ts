@@ -62,9 +62,8 @@ function always(status: number, answer: object, reads: boolean, afterMs = 0): ht
 /** Imported here and not above, so that the other roles do not pay for it. */
 async function gateway(port: string, file: string, parallel = 0, others = 0): Promise<http.Server> {
   const { createGateway } = await import(pathToFileURL(resolve(file)).href);
-  const isKnown = readFileSync(file, 'utf8').includes('backend.parallel'); // not in 1.0.0
   const { server, listen } = createGateway({
-    backend: { url: `http://127.0.0.1:${port}`, ...(isKnown && { parallel }) },
+    backend: { url: `http://127.0.0.1:${port}`, parallel },
     listen: '127.0.0.1:0',
     tokens: {
       bench: { secret: SECRET },

@@ -21,17 +21,10 @@ export const SOURCE = read('gateway.ts');
 
 export const PACKAGE = JSON.parse(read('package.json'));
 
-/** A page in which the long words of tables are whole again: `<code>a<wbr>b</code>` breaks, and so fits a phone. */
-const readPage = (name: string): string =>
-  read(name).replaceAll('<wbr>', '').replace(
-    /<code>(.*?)<\/code>/g,
-    (_, code) => `\`${code.replaceAll('&amp;', '&')}\``,
-  );
-
 /** The pages, by path. Their content is tested: each configuration, command, variable, table, link and anchor. */
 export const PAGES = Object.fromEntries(
   [...readdirSync(HERE), ...readdirSync(join(HERE, 'docs')).map((name) => `docs/${name}`)]
-    .filter((name) => name.endsWith('.md')).map((name) => [name, readPage(name)]),
+    .filter((name) => name.endsWith('.md')).map((name) => [name, read(name)]),
 );
 
 export const README = PAGES['README.md']!;

@@ -5,7 +5,7 @@
 
 import { execFile, spawn } from 'node:child_process';
 import { mkdtempSync, readdirSync, rmSync, writeFileSync } from 'node:fs';
-import net, { type AddressInfo } from 'node:net';
+import net from 'node:net';
 import { tmpdir } from 'node:os';
 import { dirname, join } from 'node:path';
 import { test } from 'node:test';
@@ -170,16 +170,6 @@ function listens(port: number): Promise<boolean> {
     const socket = net.connect(port, '127.0.0.1');
     socket.on('connect', () => socket.destroy()).on('error', () => {});
     socket.on('close', (hadError) => setTimeout(() => resolve(!hadError), 100));
-  });
-}
-
-/** A port that is free now, for a program that cannot choose one by itself. */
-export function freePort(): Promise<number> {
-  return new Promise((resolve) => {
-    const server = net.createServer().listen(0, '127.0.0.1', () => {
-      const { port } = server.address() as AddressInfo;
-      server.close(() => resolve(port));
-    });
   });
 }
 

