@@ -1,15 +1,17 @@
 /** The faults of planted/, and how one is planted in a source. */
 
 import { readdirSync, readFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { HERE } from '../test/runtime.ts';
 import { INVARIANTS } from './finds.ts';
 
 /** A fault: the name of its file, a sentence about it, the invariant that it breaks, and its patch. */
 export type Fault = { name: string; title: string; invariant: number; patch: string };
 
 export function readFaults(): Fault[] {
-  const folder = new URL('planted/', import.meta.url);
+  const folder = join(HERE, 'sim/planted');
   return readdirSync(folder).sort().map((name) => {
-    const patch = readFileSync(new URL(name, folder), 'utf8');
+    const patch = readFileSync(join(folder, name), 'utf8');
     const [, title = '', invariant = ''] = /^(.+)\nInvariant: (\d+)\n/.exec(patch) ?? [];
     if (!(invariant in INVARIANTS)) throw new Error(`${name} does not begin with a sentence and "Invariant: N"`);
     return { name: name.replace('.patch', ''), title, invariant: Number(invariant), patch };

@@ -5,7 +5,7 @@ import { once } from 'node:events';
 import { mkdtempSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { fileURLToPath } from 'node:url';
+import { HERE } from '../test/runtime.ts';
 import { OPEN_CODES } from './checks.ts';
 import { isLate, until, watch } from './clock.ts';
 import type { Find } from './finds.ts';
@@ -14,7 +14,7 @@ import { type Line, readLine, spawnGateway } from './under-test.ts';
 import { genWorld } from './worlds.ts';
 
 /** The path of a certificate or a key, which the tests use too. */
-const pem = (name: string): string => fileURLToPath(new URL(`../test/fixtures/${name}.pem`, import.meta.url));
+const pem = (name: string): string => join(HERE, `test/fixtures/${name}.pem`);
 const CERTIFICATE = { cert: pem('localhost.crt'), key: pem('localhost.key') };
 
 /** A gateway's process with its stand-in, for one world. */

@@ -44,11 +44,11 @@ const WAIT_LIMIT_MS = 60_000;
  * source.
  */
 export async function until(
-  condition: () => boolean,
+  condition: () => boolean | Promise<boolean>,
   what = String(condition).replace(/^\(\) => /, ''),
 ): Promise<void> {
   const giveUpMs = performance.now() + WAIT_LIMIT_MS;
-  for (let pauseMs = 2; !condition(); pauseMs = Math.min(20, pauseMs + 1)) {
+  for (let pauseMs = 2; !(await condition()); pauseMs = Math.min(20, pauseMs + 1)) {
     if (performance.now() > giveUpMs) throw new Error(`waited ${WAIT_LIMIT_MS / 1000} s in vain for ${what}`);
     await new Promise((resolve) => setTimeout(resolve, pauseMs));
   }

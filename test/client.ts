@@ -67,8 +67,7 @@ export async function statusesOf(to: Address, ...asked: Ask[]): Promise<number[]
 
 /** Repeats the request until the response is 200. */
 export async function untilServed(to: Address, request: Ask): Promise<void> {
-  for (let i = 0; i < 5000; i++) if ((await ask(to, { headers: BEARER, ...request })).status === 200) return;
-  assert.fail('it was never served');
+  await until(async () => (await ask(to, { headers: BEARER, ...request })).status === 200, 'a response with 200');
 }
 
 /** A send whose body the test writes itself. */
@@ -151,6 +150,12 @@ export async function fillBuffers(t: TestContext, gateway: Gateway, request = RE
   return { client, socket };
 }
 
+/** Waits until something answers there, or nothing does any more. */
+export async function untilAnswering(to: Address, isAnswering = true): Promise<void> {
+  const answers = (): Promise<boolean> => ask(to, { path: '/healthz' }).then(() => true, () => false);
+  await until(async () => await answers() === isAnswering, 'a change of who answers');
+}
+
 /** Does what curl does with a line, so the tests need no curl. Its one header is Authorization. */
 export function askAsCurl(line: string): Promise<Answer> {
   const options = Array.from(line.slice('curl '.length).matchAll(/(?:-(\w) )?(?:'([^']*)'|(\S+))/g));
@@ -163,6 +168,13 @@ export function askAsCurl(line: string): Promise<Answer> {
 }
 
 export const METRICS = { path: '/metrics', headers: { authorization: `Bearer ${OTHER}` } };
+
+/** Scrapes until a series has a value. */
+export async function untilScraped(to: Address, name: string, value: number, request: Ask = METRICS) {
+  let values: Record<string, number> = {};
+  await until(async () => (values = await scrape(to, request))[name] === value, `${name} to be ${value}`);
+  return values;
+}
 
 /**
  * What the second token of a gateway scrapes: each series with its labels, without the common prefix, and its value.

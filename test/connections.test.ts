@@ -13,11 +13,11 @@ import { serve, startBackend, startRawBackend } from './backend.ts';
 import { certificate, CERTS } from './certificates.ts';
 import { addressOf, ask, fillBuffers, open, openHalf, raw, TELLS_FULL_BUFFERS } from './client.ts';
 import { tokens } from './configs.ts';
-import { fileWith, folder, HERE } from './files.ts';
+import { fileWith, folder } from './files.ts';
 import { FILE } from './gateway.ts';
 import { SIDE_BY_SIDE, test } from './guard.ts';
 import { send, settled } from './held.ts';
-import { isDeno, isNode } from './runtime.ts';
+import { HERE, isDeno, isNode } from './runtime.ts';
 import {
   ABOUT,
   BEARER,

@@ -3,14 +3,12 @@
 import { execFile } from 'node:child_process';
 import { mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
-import { dirname, join } from 'node:path';
-import { fileURLToPath, pathToFileURL } from 'node:url';
+import { dirname, join, relative } from 'node:path';
+import { pathToFileURL } from 'node:url';
 import { promisify } from 'node:util';
 import { assert, groupsOf } from './assertions.ts';
 import type { TestContext } from './guard.ts';
-import { isNode } from './runtime.ts';
-
-export const HERE = fileURLToPath(new URL('..', import.meta.url));
+import { HERE, isNode } from './runtime.ts';
 
 export const read = (name: string): string => readFileSync(join(HERE, name), 'utf8');
 
@@ -88,20 +86,23 @@ export async function importChanged(t: TestContext, ...changes: Change[]): Promi
   return await tsImport(href, import.meta.url);
 }
 
-/** The functions in which the compiler finds a mistake in a copy of gateway.ts. Only on Node. */
-export async function mistakesIn(file: string): Promise<string[]> {
+/** The functions in which the compiler finds a mistake, for each of some copies of gateway.ts. Only on Node. */
+export async function mistakesIn(files: string[]): Promise<string[][]> {
   const { compilerOptions } = JSON.parse(read('tsconfig.json'));
   compilerOptions.typeRoots = [join(HERE, 'node_modules/@types')];
-  const project = join(dirname(file), 'tsconfig.json');
-  writeFileSync(project, JSON.stringify({ compilerOptions, files: [file] }));
-  const tsc = promisify(execFile)(join(HERE, 'node_modules/.bin/tsc'), ['-p', project, '--pretty', 'false']);
+  const cwd = dirname(files[0]!);
+  writeFileSync(join(cwd, 'tsconfig.json'), JSON.stringify({ compilerOptions, files }));
+  const tsc = promisify(execFile)(join(HERE, 'node_modules/.bin/tsc'), ['--pretty', 'false'], { cwd });
   const { stdout } = await tsc.catch((error) => error);
-  const lines = readFileSync(file, 'utf8').split('\n');
-  const owners = groupsOf(stdout, /gateway\.mts\((\d+),\d+\): error/g).map((at) => {
-    const before = lines.slice(0, Number(at)).join('\n');
-    return groupsOf(before, /^(?:async )?(?:function|class|const|type|interface) (\w+)/gm).at(-1)!;
+  return files.map((file) => {
+    const lines = readFileSync(file, 'utf8').split('\n');
+    const places = groupsOf(stdout, new RegExp(`^${relative(cwd, file)}\\((\\d+),\\d+\\): error`, 'gm'));
+    const owners = places.map((at) => {
+      const before = lines.slice(0, Number(at)).join('\n');
+      return groupsOf(before, /^(?:async )?(?:function|class|const|type|interface) (\w+)/gm).at(-1)!;
+    });
+    return [...new Set(owners)];
   });
-  return [...new Set(owners)];
 }
 
 /** The text of all test files. */

@@ -493,13 +493,13 @@ suite('messages', SIDE_BY_SIDE, () => {
 
   table('no webhook blocks the gateway for long, and the next send passes', NESTED)`
     * ${MADE} | {"message":"…"}
-    {"a":[${'0,'.repeat(500_000)}0]} ;; {"a":[${'{},'.repeat(300_000)}{}]}
+    {"a":[${'0,'.repeat(250_000)}0]} ;; {"a":[${'{},'.repeat(150_000)}{}]}
     * bearer → 400 bad_field
-    {"a":"${'x'.repeat(1_000_000)}"} ;; {${Array.from({ length: 90_000 }, (_, i) => `"k${i}":1`).join()}}
-    'payload=${'&payload='.repeat(100_000)}' ;; '${'a&'.repeat(500_000)}'
-    ${'-- data = '.repeat(15_000)} ;; -- data = ${literal`\r\n--limi`.repeat(100_000)}
+    {"a":"${'x'.repeat(500_000)}"} ;; {${Array.from({ length: 45_000 }, (_, i) => `"k${i}":1`).join()}}
+    'payload=${'&payload='.repeat(50_000)}' ;; '${'a&'.repeat(250_000)}'
+    ${'-- data = '.repeat(7500)} ;; -- data = ${literal`\r\n--limi`.repeat(50_000)}
     * bearer → 400 bad_json
-    'payload=${'%7B'.repeat(300_000)}' ;; -- data; x="${literal`\\"`.repeat(400_000)}" = {}
+    'payload=${'%7B'.repeat(150_000)}' ;; -- data; x="${literal`\\"`.repeat(200_000)}" = {}
     * POST /v1/send | bearer → 201
     ${HELLO}`;
 

@@ -5,7 +5,7 @@ import { suite } from 'node:test';
 import type { TokenConfig } from '../gateway.ts';
 import { assert, assertDenied, closed, groupsOf, linesOf, requests, until } from './assertions.ts';
 import { startBackend } from './backend.ts';
-import { type Ask, ask, METRICS, open, scrape } from './client.ts';
+import { type Ask, ask, METRICS, open, scrape, untilScraped } from './client.ts';
 import { ALL_METHODS, NO_TOKENS, tokens } from './configs.ts';
 import { blocks, PACKAGE, PAGES, read } from './files.ts';
 import { Metrics } from './gateway.ts';
@@ -144,12 +144,7 @@ suite('metrics', SIDE_BY_SIDE, () => {
     const own = { ...tokens({}, SCRAPER), limits: { connections: 50 } };
     const { backend, gateway } = await startHeld(t, 1, own, { slotTimeoutMs: 20 });
     gateway.reload({ ...own, backend: { url: backend.url, parallel: 1, wait: '30s' } });
-    /** Scrapes until a series has a value. */
-    const becomes = async (series: string, value: number): Promise<Record<string, number>> => {
-      for (let values = await scrape(gateway);; values = await scrape(gateway)) {
-        if (values[series] === value) return values;
-      }
-    };
+    const becomes = (series: string, value: number) => untilScraped(gateway, series, value);
     const [slot, atGate] = ['requests_waiting{for="slot"}', 'requests_waiting{for="backend"}'];
     const idle = { [slot]: 0, [atGate]: 0, slots_overdue: 0, backend_up: 1, connections: 1 };
     const known = Object.keys(idle);

@@ -20,9 +20,9 @@ import process from 'node:process';
 import { after, suite } from 'node:test';
 import { assert, until } from './assertions.ts';
 import { serve, sparePort } from './backend.ts';
-import { fileWith, fixture, folder, HERE } from './files.ts';
+import { fileWith, fixture, folder } from './files.ts';
 import { SIDE_BY_SIDE, test, type TestContext } from './guard.ts';
-import { isNode } from './runtime.ts';
+import { HERE, isNode } from './runtime.ts';
 import { FROM, GROUP, SECRET, THIRD, TO } from './samples.ts';
 import { cli, type Program, program, runAsNobody, start } from './start.ts';
 

@@ -8,10 +8,10 @@ import { inspect, promisify } from 'node:util';
 import type { GatewayConfig, TokenConfig } from '../gateway.ts';
 import { assert, difference, groupsOf, problemsOf } from './assertions.ts';
 import { askAsCurl } from './client.ts';
-import { ALL_PAGES, blocks, folder, HERE, INSTALLING, PACKAGE, PAGES, read, SOURCE, TESTS } from './files.ts';
+import { ALL_PAGES, blocks, folder, INSTALLING, PACKAGE, PAGES, read, SOURCE, TESTS } from './files.ts';
 import { ConfigError, createGateway } from './gateway.ts';
 import { SIDE_BY_SIDE, test } from './guard.ts';
-import { isNode } from './runtime.ts';
+import { HERE, isNode } from './runtime.ts';
 import { FROM, OTHER, SECRET } from './samples.ts';
 import { type Program, program, runProcess, script, startDemo } from './start.ts';
 

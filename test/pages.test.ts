@@ -8,7 +8,6 @@ import { TOKEN_SETTINGS } from './configs.ts';
 import {
   ALL_PAGES,
   blocks,
-  HERE,
   INSTALLING,
   MANUAL,
   PACKAGE,
@@ -22,6 +21,7 @@ import {
 } from './files.ts';
 import { KNOWN_ROUTES } from './gateway.ts';
 import { SIDE_BY_SIDE, test } from './guard.ts';
+import { HERE } from './runtime.ts';
 import { basic, BEARER, MESSAGE, MIB, SECRET } from './samples.ts';
 import { cli, startGateway } from './start.ts';
 

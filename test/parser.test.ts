@@ -3,7 +3,7 @@ import http from 'node:http';
 import net from 'node:net';
 import { suite } from 'node:test';
 import { outcomeOf, parseAnswer, statusOf } from './answers.ts';
-import { assert, closed, linesOf, requests, until } from './assertions.ts';
+import { assert, closed, linesOf, pass, requests, until } from './assertions.ts';
 import { certificate, CERTS } from './certificates.ts';
 import { ask, open, openHalf, raw } from './client.ts';
 import { AT_INFO, tokens } from './configs.ts';
@@ -208,6 +208,7 @@ suite('parser', SIDE_BY_SIDE, () => {
       };
       const rubbish = Array.from({ length: 12 }, drip);
       for (let i = 0; i < 20 || refused < 12; i++) {
+        await pass(20);
         const answers = Array.from({ length: 4 }, (_, n) => send(gateway, `${i} ${n}`, OTHER));
         assert.deepEqual((await Promise.all(answers)).map(outcomeOf), Array(4).fill('201'), begun);
         sent += 4;

@@ -16,8 +16,8 @@ import { join } from 'node:path';
 import { until } from './assertions.ts';
 import { type Backend, type Handler, startBackend } from './backend.ts';
 import { addressOf } from './client.ts';
-import { HERE } from './files.ts';
 import type { TestContext } from './guard.ts';
+import { HERE } from './runtime.ts';
 import { program } from './start.ts';
 
 /** What the command may need to start at all. Any other variable could be a setting of the gateway. */

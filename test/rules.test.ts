@@ -756,12 +756,13 @@ suite('rate', SIDE_BY_SIDE, () => {
     for (let i = 0; i < 31; i++) fail();
     const lines = gateway.log.length;
     const clients = Array.from({ length: 20 }, () => open(t, gateway));
-    for (let i = 0; i < 10_100; i += 100) {
-      for (let j = i; j < i + 100; j++) {
-        const from = `Host: x\r\nX-Forwarded-For: 2001:db8:${j.toString(16)}::1`;
-        clients[j % 20]!.socket.write(ABOUT.replace(SECRET, 'wrong').replace('Host: x', from));
+    const requestFrom = (i: number): string =>
+      ABOUT.replace(SECRET, 'wrong').replace('Host: x', `Host: x\r\nX-Forwarded-For: 2001:db8:${i.toString(16)}::1`);
+    for (let sent = 0; sent < 10_100;) {
+      for (const { socket } of clients) {
+        socket.write(Array.from({ length: 5 }, () => requestFrom(sent++)).join(''));
       }
-      await until(() => gateway.log.length >= lines + i + 100);
+      await until(() => gateway.log.length >= lines + sent);
     }
     await until(() => clients.every(({ text }) => text().split('HTTP/1.1 401 ').length === 1 + 10_100 / 20));
     assert.equal(new Set(requests(gateway).map(({ client }) => client)).size, 10_101);

@@ -1,4 +1,6 @@
-/** What differs between Node and Deno for the tests. */
+/** Where the tests run: on Node or Deno, and from which folder. */
+
+import { fileURLToPath } from 'node:url';
 
 export const isDeno = 'Deno' in globalThis;
 
@@ -10,3 +12,6 @@ export const ON_NODE = { skip: !isNode && 'other runtimes have other options for
 export const LOADER = process.execArgv.filter((flag, i, all) =>
   flag.startsWith('--import') || all[i - 1] === '--import'
 );
+
+/** The repository, also where this module has been compiled into dist/tests. */
+export const HERE = fileURLToPath(new URL('..', import.meta.url)).replace(/dist[\\/]tests[\\/]$/, '');

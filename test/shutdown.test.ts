@@ -5,7 +5,7 @@ import { outcomeOf, statusOf } from './answers.ts';
 import { assert, closed, linesOf, requests, until, within } from './assertions.ts';
 import { startBackend } from './backend.ts';
 import { certificate } from './certificates.ts';
-import { ask, fillBuffers, open, raw, TELLS_FULL_BUFFERS, trickle } from './client.ts';
+import { ask, fillBuffers, open, raw, TELLS_FULL_BUFFERS, trickle, untilAnswering } from './client.ts';
 import { tokens } from './configs.ts';
 import { fileWith } from './files.ts';
 import { FILE } from './gateway.ts';
@@ -178,7 +178,7 @@ suite('shutdown', SIDE_BY_SIDE, () => { // node:http considered the connection i
       await until(() => backend.seen.length === 1);
       const closing = gateway.close(signal);
       // The gateway refuses new connections as soon as it handles the signal.
-      while (await ask(gateway, { path: '/healthz' }).then(() => true, () => false));
+      await untilAnswering(gateway, false);
       finish();
       assert.equal((await running).status, 200);
       await closing;
@@ -193,7 +193,7 @@ suite('shutdown', SIDE_BY_SIDE, () => { // node:http considered the connection i
     await until(() => backend.seen.length === 1);
     const ended = once(child, 'exit');
     process.kill(child.pid!, 'SIGTERM');
-    while (await ask(gateway, { path: '/healthz' }).then(() => true, () => false));
+    await untilAnswering(gateway, false);
     process.kill(child.pid!, 'SIGTERM');
     assert.deepEqual(await within(ended, 'the end of the process'), [null, 'SIGTERM']);
   });

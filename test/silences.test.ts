@@ -8,7 +8,7 @@ import { outcomeOf } from './answers.ts';
 import { assert, linesOf, type LogLine, requests, until } from './assertions.ts';
 import { answerAsBackend, type Backend, seenOf, serve, sparePort, startBackend } from './backend.ts';
 import { CERTS } from './certificates.ts';
-import { ask, open, scrape } from './client.ts';
+import { ask, open, scrape, untilScraped } from './client.ts';
 import { slots } from './configs.ts';
 import { fileWith } from './files.ts';
 import { SIDE_BY_SIDE, test, type TestContext } from './guard.ts';
@@ -84,23 +84,16 @@ suite('silences', SIDE_BY_SIDE, () => {
     const { backend, gateway } = await startHeld(t, 1, { allow }, { slotTimeoutMs: 1000, now });
     await answerAll(backend, [send(gateway, 'answered')]);
     open(t, gateway, SEND);
-    for (let values = {} as Record<string, number>; values.slots_overdue !== 1;) {
-      values = await scrape(gateway, { path: '/metrics', headers: BEARER });
-    }
+    await untilScraped(gateway, 'slots_overdue', 1, { path: '/metrics', headers: BEARER });
     assert.equal(linesOf(gateway, SILENT).length, 1);
   });
 
   test('requests without an answer are one warning a minute', async (t) => {
     const clock = { nowMs: Date.now() };
     const { gateway, hang, warnings } = await startSilent(t, 1, () => clock.nowMs);
-    const areOverdue = async (count: number): Promise<void> => {
-      for (let values = {} as Record<string, number>; values.slots_overdue !== count;) {
-        values = await scrape(gateway, { path: '/metrics', headers: BEARER });
-      }
-    };
     await hang(SEND);
     await hang(SEND); // when the first one has had no answer
-    await areOverdue(2);
+    await untilScraped(gateway, 'slots_overdue', 2, { path: '/metrics', headers: BEARER });
     assert.equal(warnings().length, 1);
     clock.nowMs += 60_000;
     await hang(ABOUT);

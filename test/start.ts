@@ -14,10 +14,10 @@ import { assert, lastOf, shown, until } from './assertions.ts';
 import { type Backend, type Respond, startBackend, startRawBackend } from './backend.ts';
 import { addressOf } from './client.ts';
 import { lostMs } from './clock.ts';
-import { fileWith, HERE, PACKAGE } from './files.ts';
+import { fileWith, PACKAGE } from './files.ts';
 import { createGateway, FILE, run } from './gateway.ts';
 import type { TestContext } from './guard.ts';
-import { isNode, LOADER } from './runtime.ts';
+import { HERE, isNode, LOADER } from './runtime.ts';
 import { SECRET } from './samples.ts';
 
 /** A timeout longer than any test: where a test waits for a close, this timeout is not the cause. */
@@ -110,12 +110,11 @@ export type Program = [file: string, ...args: string[]];
 export const AS_IT_IS: Program = [process.execPath, ...(/js$/.test(FILE.pathname) ? [] : LOADER), fileURLToPath(FILE)];
 
 /**
- * The gateway as tests start it. On Node it is compiled, because tsx takes long to start: by `npm test` for
- * all files, or else here. That file stays in node_modules/.cache for the tests of other processes, under a name that changes with the source.
+ * The gateway as tests start it. On Node it is compiled, because tsx takes long to start: by `npm test`, or else here.
+ * That file stays in node_modules/.cache for the tests of other processes, under a name that changes with the source.
  */
 export function program(): Program {
   if (!isNode || /\.m?js$/.test(FILE.pathname)) return AS_IT_IS;
-  if (LOADER.join().endsWith('/compiled.mjs')) return [process.execPath, join(HERE, 'dist/tests/gateway.js')];
   const source = readFileSync(FILE);
   const cache = join(HERE, 'node_modules/.cache/signal-gateway');
   const compiled = join(cache, `${createHash('sha256').update(source).digest('hex').slice(0, 16)}.mjs`);

@@ -11,7 +11,7 @@ import { statusOf } from './answers.ts';
 import { assert, closed, difference, groupsOf, linesOf, requests, until } from './assertions.ts';
 import { type Backend, startBackend } from './backend.ts';
 import { certificate, CERTS } from './certificates.ts';
-import { type Address, ask, open, raw } from './client.ts';
+import { type Address, ask, open, raw, untilAnswering } from './client.ts';
 import { tokens } from './configs.ts';
 import { fileWith, folder, SOURCE } from './files.ts';
 import { FILE } from './gateway.ts';
@@ -321,7 +321,7 @@ suite('survival', SIDE_BY_SIDE, () => {
     await Promise.all(sockets.map((socket) => socket.connecting ? once(socket, 'connect') : undefined));
     await ask(gateway, { path: '/healthz' }).catch(() => {}); // refused, or served instead of another
     for (const socket of sockets) socket.destroy();
-    while (!await ask(gateway, { path: '/healthz' }).catch(() => undefined));
+    await untilAnswering(gateway);
     assert.equal((await ask(gateway, { body: MESSAGE, headers: BEARER })).status, 201);
     await gateway.close();
   });
