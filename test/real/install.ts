@@ -1,6 +1,6 @@
 /**
  * Real programs, with pinned versions, in a temporary folder. A test whose programs cannot be had is skipped, and says
- * why. They need the network, and some need pip, Maven or the `apt-get` of Debian 12.
+ * why. They need the network, and some need pip, Go, Maven or the `apt-get` of Debian 12.
  */
 
 import { execFile, spawn } from 'node:child_process';
@@ -18,6 +18,8 @@ export interface Packages {
   pypi?: string[];
   debian?: string[];
   maven?: string[];
+  /** The arguments of `go install`. */
+  go?: string[];
 }
 
 export interface Result {
@@ -31,13 +33,22 @@ export interface How {
   input?: string;
 }
 
+/** A program that goes on until it is stopped or the test ends. */
+export interface Started {
+  output(): string;
+  isOver(): boolean;
+  stop(): Promise<void>;
+}
+
 /** The folder with the programs. What it starts ends with the test. */
 export interface Programs {
   dir: string;
   /** Runs a program to its end, and kills it after two minutes. */
   run(file: string, args: string[], how?: How): Promise<Result>;
-  /** Starts a program that goes on, and waits until it listens. */
-  serve(file: string, args: string[], port: number, how?: How): Promise<void>;
+  start(file: string, args: string[], how?: How): Started;
+  /** Starts a program, and waits until it listens. */
+  serve(file: string, args: string[], port: number, how?: How): Promise<Started>;
+  /** Writes a file that only its owner can read, as some programs demand, and execute. */
   write(name: string, text: string): string;
 }
 
@@ -72,13 +83,21 @@ export function real(title: string, packages: Packages, run: (t: TestContext, pr
   });
 }
 
-async function install(dir: string, { npm = [], pypi = [], debian = [], maven = [] }: Packages): Promise<void> {
+async function install(
+  dir: string,
+  { npm = [], pypi = [], debian = [], maven = [], go = [] }: Packages,
+): Promise<void> {
   const have = async (file: string, args: string[], what: string[]): Promise<void> => {
     const { code, output } = await runIn(dir, file, args, {}, INSTALL_LIMIT_MS);
     if (code !== 0) throw new CannotBeHad(`cannot be had: ${what.join(' ')}: ${output.trim().split('\n').at(-1)}`);
   };
   if (npm.length > 0) {
-    await have('npm', ['install', '--silent', '--no-audit', '--no-fund', '--prefix', dir, ...npm], npm);
+    // n8n has native modules that do not compile everywhere, and runs without them.
+    await have(
+      'npm',
+      ['install', '--silent', '--ignore-scripts', '--no-audit', '--no-fund', '--prefix', dir, ...npm],
+      npm,
+    );
   }
   if (pypi.length > 0) {
     await have('python3', ['-m', 'venv', join(dir, 'venv')], ['venv']);
@@ -88,6 +107,7 @@ async function install(dir: string, { npm = [], pypi = [], debian = [], maven = 
   for (const name of readdirSync(dir).filter((name) => name.endsWith('.deb'))) {
     await have('dpkg', ['-x', join(dir, name), dir], [name]);
   }
+  if (go.length > 0) await have('env', [`GOBIN=${join(dir, 'usr/bin')}`, 'go', 'install', ...go], go);
   if (maven.length > 0) {
     const dependencies = maven.map((each) => {
       const [group, name, version] = each.split(':');
@@ -139,27 +159,34 @@ function runIn(dir: string, file: string, args: string[], how: How, limitMs = RU
 }
 
 function programsIn(t: TestContext, dir: string): Programs {
+  const start = (file: string, args: string[], how: How = {}): Started => {
+    const child = spawn(file, args, { cwd: dir, env: environmentOf(dir, how), detached: true });
+    let output = '';
+    let isOver = false;
+    for (const stream of [child.stdout, child.stderr]) stream.on('data', (chunk) => void (output += chunk));
+    child.on('error', (error) => void (output += error)).on('close', () => void (isOver = true));
+    const stop = async (): Promise<void> => {
+      if (!isOver) process.kill(-child.pid!, 'SIGKILL');
+      await until(() => isOver, `${file} to end`);
+    };
+    t.onFailure(() => `${file} printed, at last\n${output.slice(-3000)}`);
+    t.after(stop);
+    return { output: () => output, isOver: () => isOver, stop };
+  };
   return {
     dir,
     run: (file, args, how = {}) => runIn(dir, file, args, how),
-    serve: async (file, args, port, how = {}) => {
-      const child = spawn(file, args, { cwd: dir, env: environmentOf(dir, how), detached: true });
-      let output = '';
-      let isOver = false;
-      for (const stream of [child.stdout, child.stderr]) stream.on('data', (chunk) => void (output += chunk));
-      child.on('error', (error) => void (output += error)).on('close', () => void (isOver = true));
-      t.onFailure(() => `${file} printed, at last\n${output.slice(-3000)}`);
-      t.after(async () => {
-        if (!isOver) process.kill(-child.pid!, 'SIGKILL');
-        await until(() => isOver, `${file} to end`);
-      });
+    start,
+    serve: async (file, args, port, how) => {
+      const started = start(file, args, how);
       for (const since = Date.now(); !(await listens(port));) {
-        if (isOver || Date.now() - since > RUN_LIMIT_MS) throw new Error(`${file} does not listen`);
+        if (started.isOver() || Date.now() - since > RUN_LIMIT_MS) throw new Error(`${file} does not listen`);
       }
+      return started;
     },
     write: (name, text) => {
       const file = join(dir, name);
-      writeFileSync(file, text);
+      writeFileSync(file, text, { mode: 0o700 });
       return file;
     },
   };

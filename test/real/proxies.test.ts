@@ -6,16 +6,9 @@ import { join } from 'node:path';
 import { text as readText } from 'node:stream/consumers';
 import { assert } from '../assertions.ts';
 import { sparePort } from '../backend.ts';
-import { ALL_PAGES, blocks } from '../files.ts';
 import type { TestContext } from '../guard.ts';
 import { type Packages, type Programs, real, type Result } from './install.ts';
-import { deliversOnce, settingsOf } from './setting.ts';
-
-/** The configuration of a section, with this machine's addresses. */
-function configuration(language: string, heading: string): string {
-  const section = ALL_PAGES.split(new RegExp(`\n##+ ${heading}\n`))[1]!.split(/\n##+ /)[0]!;
-  return blocks(language, section)[0]!;
-}
+import { configuration, deliversOnce, settingsOf } from './setting.ts';
 
 /** Not the address of the proxy, which the gateway trusts. */
 const CLIENT = '127.0.0.77';

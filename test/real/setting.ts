@@ -1,6 +1,7 @@
 /** A stand-in backend, the compiled gateway in front of it, and what every real client must show. */
 
 import { assert, until } from '../assertions.ts';
+import { ALL_PAGES, blocks } from '../files.ts';
 import type { TestContext } from '../guard.ts';
 import { type Both, type Settings, startBoth } from '../process.ts';
 import { FROM, SECRET, TO } from '../samples.ts';
@@ -23,6 +24,12 @@ export const settingsOf = (token: object = {}): Settings => ({
     },
   },
 });
+
+/** The first block of a section of the pages. */
+export function configuration(language: string, heading: string): string {
+  const section = ALL_PAGES.split(new RegExp(`\n##+ ${heading}\n`))[1]!.split(/\n##+ /)[0]!;
+  return blocks(language, section)[0]!;
+}
 
 /** What the client sends to, `HOST:PORT` without a scheme, and with which token. */
 export type Send = (address: string, token: string, both: Both) => Promise<Result>;
