@@ -56,7 +56,8 @@ export interface Programs {
 const INSTALL_LIMIT_MS = 900_000;
 const RUN_LIMIT_MS = 120_000;
 
-class CannotBeHad extends Error {}
+/** Skips the test, with this reason. */
+export class CannotBeHad extends Error {}
 
 /** Registers a test with real programs. */
 export function real(title: string, packages: Packages, run: (t: TestContext, programs: Programs) => Promise<void>) {

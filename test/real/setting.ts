@@ -25,11 +25,12 @@ export const settingsOf = (token: object = {}): Settings => ({
   },
 });
 
+/** A section of the pages. */
+export const sectionOf = (heading: string): string =>
+  ALL_PAGES.split(new RegExp(`\n##+ ${heading}\n`))[1]!.split(/\n##+ /)[0]!;
+
 /** The first block of a section of the pages. */
-export function configuration(language: string, heading: string): string {
-  const section = ALL_PAGES.split(new RegExp(`\n##+ ${heading}\n`))[1]!.split(/\n##+ /)[0]!;
-  return blocks(language, section)[0]!;
-}
+export const configuration = (language: string, heading: string): string => blocks(language, sectionOf(heading))[0]!;
 
 /** What the client sends to, `HOST:PORT` without a scheme, and with which token. */
 export type Send = (address: string, token: string, both: Both) => Promise<Result>;
