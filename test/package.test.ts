@@ -33,6 +33,10 @@ test('npm pack makes a package that runs under its own name once installed, and 
   assert.deepEqual(readdirSync(join(home, 'node_modules')).sort(), ['.bin', '.package-lock.json', PACKAGE.name]);
   const pages = Object.keys(PAGES).filter((page) => !existsSync(join(home, 'node_modules', PACKAGE.name, page)));
   assert.deepEqual(pages, [], 'the package has every page, because they link to each other');
+  const [packed = '', tested = ''] = await Promise.all(
+    [join(home, 'node_modules', PACKAGE.name, 'gateway.mjs'), program().at(-1)!].map((file) => readFile(file, 'utf8')),
+  );
+  assert.equal(packed, tested.replace(/^\/\/# sourceMappingURL=.*\n?/m, ''), 'the file that is tested');
   const installed: Program = [join(home, 'node_modules/.bin', PACKAGE.name)];
   assert.equal((await runProcess(['--version'], { env, program: installed })).stdout, `${PACKAGE.version}\n`);
   const { first, close } = await startDemo(t, { env, program: installed });
