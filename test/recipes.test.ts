@@ -10,7 +10,7 @@ import { assert, groupsOf, problemsOf, requests, until } from './assertions.ts';
 import { gotJson } from './backend.ts';
 import { type Address, type Ask, ask, raw, rawRequest } from './client.ts';
 import { tokens } from './configs.ts';
-import { blocks, COOKBOOK, fileWith, fixture, folder, PAGES } from './files.ts';
+import { blocks, COOKBOOK, fileWith, fixture, folder, PAGES, read } from './files.ts';
 import { loadSettings } from './gateway.ts';
 import { SIDE_BY_SIDE, test } from './guard.ts';
 import { render } from './hooks.ts';
@@ -219,6 +219,12 @@ suite('recipes', SIDE_BY_SIDE, () => {
     assert.equal(await shell(script!, dir, env), 0);
   }, 'curl');
 
+  recipe('motion', 'basic', ['Motion 07'], async ([conf = ''], { dir }) => {
+    writeFileSync(join(dir, 'snap.jpg'), 'a picture');
+    const command = /^on_picture_save (.*)$/m.exec(conf)![1]!.replace('%v', '07').replace('%f', 'snap.jpg');
+    assert.equal(await shell(command, dir), 0);
+  }, 'curl');
+
   recipe("A router's or a camera's URL action", 'path', [AT_DOOR, AT_DOOR], async ([url], to) => {
     await raw(to, `GET ${targetIn(url!)} HTTP/1.0\r\n\r\n`);
     await rawRequest(to, targetIn(url!), { headers: ['User-Agent: Wget'] });
@@ -285,7 +291,10 @@ suite('recipes', SIDE_BY_SIDE, () => {
   test('every recipe of docs/webhooks.md is tested here, and its render command prints a send', async (t) => {
     const headings = (section: string): string[] => groupsOf(sectionOf(section), /^### (.*)$/gm);
     assert.deepEqual(headings('Webhooks'), [...RECIPES.map(({ heading }) => heading), 'Another sender']);
-    assert.deepEqual(headings('Scripts and devices'), SCRIPTS);
+    // The others need their program: npm run test:real.
+    const real = ['senders', 'monitors'].map((name) => read(`test/real/${name}.test.ts`)).join();
+    const isReal = (heading: string): boolean => real.includes(`', '${heading}')`) && !SCRIPTS.includes(heading);
+    assert.deepEqual(headings('Scripts and devices').filter((heading) => !isReal(heading)), SCRIPTS);
     const [, json, name] = /^echo '(.*)' \|\n +node gateway\.mjs render (.*)$/m.exec(
       sectionOf('Grafana, with a template'),
     )!;

@@ -87,13 +87,6 @@ real('monit sends a state once, with all of its text', MONIT, async (t, programs
 
 const FAIL2BAN = { debian: ['fail2ban=1.0.2-2', ...CURL] };
 
-/** Without the `&`, every jail's bans wait for the answer. */
-const ACTION = String.raw`
-[Definition]
-actionban = printf '%%s\n' "<name> banned <ip> after <failures> failures" "<matches>" |
-            curl -K /etc/signal-send --data-binary @- &
-`;
-
 real('fail2ban sends a ban once, and bans on while the message waits', FAIL2BAN, async (t, programs) => {
   const { dir, write, start } = programs;
   const failure = (address: string): string =>
@@ -109,7 +102,7 @@ real('fail2ban sends a ban once, and bans on while the message waits', FAIL2BAN,
         await until(() => gateway.requests().length === 2, 'the second message');
         return { code: 0, output: '' };
       }
-      write('etc/fail2ban/action.d/signal.local', ACTION.replace('/etc/signal-send', file));
+      write('etc/fail2ban/action.d/signal.local', configuration('ini', 'fail2ban').replace('/etc/signal-send', file));
       write('etc/fail2ban/action.d/touch.local', `[Definition]\nactionban = touch ${dir}/<name>-<ip>\n`);
       write(
         'etc/fail2ban/fail2ban.local',
@@ -156,20 +149,6 @@ const TELEGRAF = {
   ],
 };
 
-/** Without the time-out and the statuses, it repeats until it gets a 2xx. */
-const OUTPUTS = `
-[[outputs.http]]
-  url = "http://gateway:8880/v2/send"
-  timeout = "60s"
-  non_retryable_statuscodes = [400, 401, 403, 413, 422, 502, 504]
-  data_format = "template"
-  use_batch_format = true
-  batch_template = '''{{range .}}{{.Tag "host"}}: {{.Name}} is {{.Field "value"}}
-{{end}}'''
-  headers = { Authorization = "Bearer TOKEN" }
-  metricpass = 'name == "disk" && fields.value > 90'
-`;
-
 real('telegraf sends an alert once to a slow backend, and drops what is refused', TELEGRAF, async (t, programs) => {
   const { dir, write, start } = programs;
   const { wrong } = await deliversOnce(t, 'nas: disk is 93\n', async (address, token, both) => {
@@ -182,7 +161,7 @@ real('telegraf sends an alert once to a slow backend, and drops what is refused'
   omit_hostname = true
 [[inputs.execd]]
   command = ["sh", "-c", "printf 'disk,host=nas value=93\\nload,host=nas value=7\\n'; exec cat"]
-${placed(OUTPUTS, address, token)}`,
+${placed(configuration('toml', 'telegraf'), address, token)}`,
     );
     const telegraf = start(join(dir, 'usr/bin/telegraf'), ['--config', file]);
     if (token === SECRET) await answerLate(both.backend);
