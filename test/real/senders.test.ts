@@ -102,7 +102,10 @@ real('fail2ban sends a ban once, and bans on while the message waits', FAIL2BAN,
         await until(() => gateway.requests().length === 2, 'the second message');
         return { code: 0, output: '' };
       }
-      write('etc/fail2ban/action.d/signal.local', configuration('ini', 'fail2ban').replace('/etc/signal-send', file));
+      write(
+        'etc/fail2ban/action.d/signal.local',
+        configuration('ini', 'Bans of fail2ban').replace('/etc/signal-send', file),
+      );
       write('etc/fail2ban/action.d/touch.local', `[Definition]\nactionban = touch ${dir}/<name>-<ip>\n`);
       write(
         'etc/fail2ban/fail2ban.local',
