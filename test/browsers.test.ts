@@ -87,15 +87,19 @@ suite('browsers', SIDE_BY_SIDE, () => {
     const proxied: GatewayConfig = { ...config, trustedProxies: ['127.0.0.1'] };
     for (const each of [config, proxied]) {
       const where = each === proxied ? ', behind a trusted proxy' : '';
-      const asked = each === proxied ? targets.slice(0, 3) : targets; // a proxy changes the origin, not the routes
+      // Each sign at three targets; every target, not behind a proxy, with some of the signs.
+      const [some, others] = [targets.slice(0, 3), each === proxied ? [] : targets.slice(3)];
       table(`attack: have a browser send automatically, ${how}${where}`, each)`
         * ${credential} | ${HELLO} → 403 cross_site
         ${PAGES_SEND}
         ${EVIL} | X-Forwarded-Host: evil.example:9000 ;; Origin: null | X-Forwarded-Host: null
         * ${credential} | DELETE /v1/attachments/x → 403 cross_site
         ${CHROME} | ${EVIL} ;; Origin: null
-        ${asked.map((target) => `* ${credential} | GET ${target} → 403 cross_site`)}
+        ${some.map((target) => `* ${credential} | GET ${target} → 403 cross_site`)}
         ${PAGES_SEND}
+        ${BROWSERS_GET}
+        ${others.map((target) => `* ${credential} | GET ${target} → 403 cross_site`)}
+        ${CROSS_SITE} ;; ${EVIL} ;; Origin: null ;; Sec-Fetch-Site: none ;; ${CHROME} | Origin: http://gateway
         ${BROWSERS_GET}
         * ${credential} | HEAD /v1/attachments/x → 403
         ${CHROME} ;; ${CROSS_SITE}`;
