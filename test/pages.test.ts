@@ -344,7 +344,7 @@ suite('pages', SIDE_BY_SIDE, () => {
       return unit ? `${number / Number(size)} ${unit}` : number.toLocaleString('en');
     };
     const rows = Array.from(partOf(MANUAL, 'Limits').matchAll(/^\| (.+) \| (.*\d.*) \|$/gm), ([, ...row]) => row);
-    assert.equal(rows.length, Object.keys(MET).length, 'each number has one row');
+    assert.equal(rows.length, Object.keys(MET).length, 'each row of "Limits" has its number in MET');
     for (const [limit, words] of Object.entries(MET)) {
       const { value } = found.find((each) => each.limit === limit) ?? assert.fail(`gateway.ts has no ${limit}`);
       const listed = rows.filter(([what]) => what!.includes(words)).map(([, value]) => value);
