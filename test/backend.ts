@@ -168,11 +168,13 @@ export async function startRawBackend(t: TestContext, respond: Respond) {
   return backend;
 }
 
+/** Another one for each process, so that no two tests use the same at once. */
+let nextPort = 20_000 + (process.pid * 64) % 10_000;
+
 /** A port without a listener, below those that the system assigns to other tests meanwhile. */
 export async function sparePort(host = '127.0.0.1'): Promise<number> {
-  const port = 20_000 + Math.floor(Math.random() * 10_000);
+  const port = nextPort++;
   const spare = http.createServer().listen(port, host);
-  // Another test may have it.
   const isFree = await once(spare, 'listening').then(() => true, () => false);
   if (!isFree) return sparePort(host);
   await new Promise((resolve) => spare.close(resolve));
