@@ -1,14 +1,14 @@
 /** The gateway that is tested: as a module, as a process, and what it logs. */
 
 import { type ChildProcess, spawn } from 'node:child_process';
-import { extname } from 'node:path';
 import { fileURLToPath } from 'node:url';
+import { gatewayFile } from '../test/runtime.ts';
 import type { Played } from './finds.ts';
 import type { AuthMethod } from './parts.ts';
 import { SECRET_PATTERN } from './tokens.ts';
 
-/** The source, or what is compiled of it. GATEWAY_FILE names another file. */
-export const FILE = new URL(process.env.GATEWAY_FILE ?? `../gateway${extname(import.meta.url)}`, import.meta.url);
+/** GATEWAY_FILE names another file than gateway.ts. */
+export const FILE = gatewayFile(process.env.GATEWAY_FILE);
 export const { createGateway, AUTH_METHODS: methodRows, ROUTES: ROWS } = await import(
   FILE.href
 ) as typeof import('../gateway.ts');

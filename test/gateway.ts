@@ -1,16 +1,10 @@
 /** What the tests use of the gateway: of gateway.ts, or of another file that TEST_GATEWAY_FILE names. */
 
-import { extname } from 'node:path';
-import { pathToFileURL } from 'node:url';
-import { HERE } from './runtime.ts';
 import './clock.ts';
+import { gatewayFile } from './runtime.ts';
 
-const { TEST_GATEWAY_FILE } = process.env;
-
-/** The file under test: the source, or what is compiled of it. TEST_GATEWAY_FILE names another one, such as gateway.mjs. */
-export const FILE = TEST_GATEWAY_FILE
-  ? new URL(TEST_GATEWAY_FILE, pathToFileURL(HERE))
-  : new URL(`../gateway${extname(import.meta.url)}`, import.meta.url);
+/** The file under test. TEST_GATEWAY_FILE names another one than the source, such as gateway.mjs. */
+export const FILE = gatewayFile(process.env.TEST_GATEWAY_FILE);
 
 export const {
   BodyScan,
