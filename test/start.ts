@@ -212,6 +212,7 @@ export async function runAsNobody(t: TestContext, args: string[], env: NodeJS.Pr
     import { run } from ${JSON.stringify(String(pathToFileURL(program().at(-1)!)))};
     const { PATH, ...env } = process.env;
     if (${isRoot}) { process.setgroups?.([]); process.setgid(${NOBODY}); process.setuid(${NOBODY}); }
+    process.chdir('/'); // they may not have access to this folder either
     const { code, stdout, stderr } = await run(process.argv.slice(2), env, () => Buffer.alloc(0));
     process.stdout.write(stdout);
     process.stderr.write(stderr);
