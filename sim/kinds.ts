@@ -31,7 +31,7 @@ export const WORLDS: { [K in WorldKind]: WorldRow<Worlds[K]> } = {
   meaning: { make: genMeanings, play: playMeanings, smaller: WITHOUT_SHARED, share: 1, side: 1 },
   rules: { make: genCases, play: playCases, smaller: WITHOUT_SHARED, share: 1, side: 1 },
   counts: { make: genCounts, play: playCases, smaller: WITHOUT_SHARED, share: 1, side: 1 },
-  log: { make: batches('log', 2, genFlood), play: playLog, smaller: [], share: 1, side: 1 },
+  log: { make: batches('log', 1, genFlood), play: playLog, smaller: [], share: 1, side: 1 },
   wire: { make: batches('wire', 80, genWireClient), play: playWires, smaller: [{ tls: false }], share: 2, side: 2 },
   large: { make: genLarge, play: playWorld, smaller: CALMER, share: 1, side: 1 },
   timed: { make: genWorld, play: playWorld, smaller: CALMER, share: 5, side: undefined },
