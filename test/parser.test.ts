@@ -190,9 +190,9 @@ suite('parser', SIDE_BY_SIDE, () => {
 
   test('garbage sent byte by byte after a refusal does not affect the requests of others', async (t) => {
     const { backend, gateway } = await startBoth(t, tokens({}, {}), {
-      lingerMs: 300,
-      stallTimeoutMs: 1000,
-      headersTimeoutMs: 500,
+      lingerMs: 150,
+      stallTimeoutMs: 500,
+      headersTimeoutMs: 250,
     });
     let sent = 0;
     const late = ABOUT.slice(0, -2);
@@ -202,12 +202,12 @@ suite('parser', SIDE_BY_SIDE, () => {
       const drip = async (): Promise<void> => {
         for (; !isOver; refused++) {
           const socket = openHalf(t, gateway, begun).resume();
-          const timer = setInterval(() => socket.write('x'), 5);
+          const timer = setInterval(() => socket.write('x'), 10);
           await closed(socket).finally(() => clearInterval(timer));
         }
       };
       const rubbish = Array.from({ length: 12 }, drip);
-      for (let i = 0; i < 20 || refused < 12; i++) {
+      for (let i = 0; i < 10 || refused < 12; i++) {
         await pass(20);
         const answers = Array.from({ length: 4 }, (_, n) => send(gateway, `${i} ${n}`, OTHER));
         assert.deepEqual((await Promise.all(answers)).map(outcomeOf), Array(4).fill('201'), begun);

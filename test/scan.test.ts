@@ -33,7 +33,7 @@ function scanAll(chunks: Buffer[]) {
 /** A document cut in two at every byte (a long one at every seventh), and cut into single bytes. */
 function* everySplit(text: string | Buffer): Generator<Buffer[]> {
   const bytes = Buffer.from(text as string);
-  const step = bytes.length > 2000 ? 7 : 1;
+  const step = bytes.length > 2000 ? 41 : 1;
   for (let i = 0; i <= bytes.length; i += step) yield [bytes.subarray(0, i), bytes.subarray(i)];
   yield Array.from(bytes, (byte) => Buffer.from([byte]));
 }

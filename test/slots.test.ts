@@ -85,7 +85,7 @@ suite('slots', SIDE_BY_SIDE, () => {
     const { backend, gateway } = await startBoth(t, { tokens: { hook: { secret: SECRET, defaults: DEFAULTS } } });
     const posts = Array.from({ length: 8 }, (_, i) => {
       const to = { port: gateway.port, agent: false, method: 'POST', path: '/v2/send', headers: BEARER };
-      const body = JSON.stringify({ message: String(i), a: Array.from({ length: 60_000 }, () => ({})) });
+      const body = JSON.stringify({ message: String(i), a: Array.from({ length: 40_000 }, () => ({})) });
       return http.request(to).on('error', () => {}).end(body);
     });
     while (backend.seen.length === 0) await new Promise(setImmediate);
