@@ -493,13 +493,13 @@ suite('messages', SIDE_BY_SIDE, () => {
 
   table('no webhook blocks the gateway for long, and the next send passes', NESTED)`
     * ${MADE} | {"message":"…"}
-    {"a":[${'0,'.repeat(250_000)}0]} ;; {"a":[${'{},'.repeat(150_000)}{}]}
+    {"a":[${'0,'.repeat(125_000)}0]} ;; {"a":[${'{},'.repeat(80_000)}{}]}
     * bearer → 400 bad_field
-    {"a":"${'x'.repeat(500_000)}"} ;; {${Array.from({ length: 45_000 }, (_, i) => `"k${i}":1`).join()}}
-    'payload=${'&payload='.repeat(50_000)}' ;; '${'a&'.repeat(250_000)}'
-    ${'-- data = '.repeat(7500)} ;; -- data = ${literal`\r\n--limi`.repeat(50_000)}
+    {"a":"${'x'.repeat(500_000)}"} ;; {${Array.from({ length: 25_000 }, (_, i) => `"k${i}":1`).join()}}
+    'payload=${'&payload='.repeat(25_000)}' ;; '${'a&'.repeat(125_000)}'
+    ${'-- data = '.repeat(4000)} ;; -- data = ${literal`\r\n--limi`.repeat(25_000)}
     * bearer → 400 bad_json
-    'payload=${'%7B'.repeat(150_000)}' ;; -- data; x="${literal`\\"`.repeat(200_000)}" = {}
+    'payload=${'%7B'.repeat(80_000)}' ;; -- data; x="${literal`\\"`.repeat(100_000)}" = {}
     * POST /v1/send | bearer → 201
     ${HELLO}`;
 
