@@ -56,8 +56,8 @@ async function assertLinear(
   }
 }
 
-/** The size of a body that is held whole: a sixteenth of the largest. */
-const SIZE_BYTES = MIB / 16;
+/** The size of a body that is held whole: an eighth of the largest. */
+const SIZE_BYTES = MIB / 8;
 
 const PART = '--limit\r\ncontent-disposition:form-data;name=a';
 
