@@ -30,7 +30,7 @@ function scanAll(chunks: Buffer[]) {
   return { out: Buffer.concat(push(scan, chunks)).toString(), auth: scan.auth, fields: scan.takeFields() };
 }
 
-/** A document cut in two at every byte (a long one at every seventh), and cut into single bytes. */
+/** A document cut in two at every byte (a long one at every 41st), and cut into single bytes. */
 function* everySplit(text: string | Buffer): Generator<Buffer[]> {
   const bytes = Buffer.from(text as string);
   const step = bytes.length > 2000 ? 41 : 1;
