@@ -119,12 +119,62 @@ export async function trickle(t: TestContext, to: Address, bytes: string): Promi
   return text();
 }
 
-/** One request in exact bytes: each is a character of its target, headers and body. */
-export function rawRequest(to: Address, target: string, { method = 'GET', headers = [] as string[], body = '' } = {}) {
+interface RawRequest {
+  method?: string;
+  headers?: string[];
+  body?: string;
+}
+
+/** A request in exact bytes: each is a character of its target, headers and body. */
+function rawBytes(target: string, { method = 'GET', headers = [], body = '' }: RawRequest): Buffer {
   const isChunked = headers.some((line) => /^transfer-encoding:/i.test(line));
   const length = !isChunked && (body !== '' || method !== 'GET') ? [`Content-Length: ${body.length}`] : [];
-  const head = [`${method} ${target} HTTP/1.1`, 'Host: gateway', 'Connection: close', ...headers, ...length];
-  return raw(to, Buffer.from([...head, '', body].join('\r\n'), 'latin1'));
+  const head = [`${method} ${target} HTTP/1.1`, 'Host: gateway', ...headers, ...length];
+  return Buffer.from([...head, '', body].join('\r\n'), 'latin1');
+}
+
+/** One such request, on its own connection. */
+export function rawRequest(to: Address, target: string, { headers = [], ...rest }: RawRequest = {}): Promise<string> {
+  return raw(to, rawBytes(target, { headers: ['Connection: close', ...headers], ...rest }));
+}
+
+/** What `rawRequest` does, one request after the other, on one connection for as long as the gateway keeps it. */
+export function keepConnection(to: Address) {
+  let kept: Connection | undefined;
+  const ask = async (target: string, request: RawRequest = {}): Promise<string> => {
+    const { method = 'GET', headers = [] } = request;
+    const isFramed = method !== 'HEAD' && !headers.some((line) => OF_CONNECTION.test(line));
+    if (!isFramed) return await rawRequest(to, target, request);
+    kept = kept?.socket.writable ? kept : connect(to);
+    const { socket, text } = kept;
+    const from = text().length;
+    const ended = new Promise<void>((resolve) => {
+      const look = (): void => {
+        if (!socket.closed && !isWhole(text().slice(from))) return;
+        socket.off('data', look).off('close', look);
+        resolve();
+      };
+      socket.on('data', look).on('close', look);
+    });
+    socket.write(rawBytes(target, request));
+    await within(ended, `the response to ${method} ${target}`);
+    if (/^connection: close\r$/im.test(text().slice(from))) await closed(socket);
+    return text().slice(from);
+  };
+  return { ask, end: () => void kept?.socket.destroy() };
+}
+
+/** The headers with which a response is not the only one on its connection, or the connection not kept. */
+const OF_CONNECTION = /^(?:connection|content-length|expect|transfer-encoding|upgrade):/i;
+
+/** Whether a response has arrived to its end. One that only its connection ends has not. */
+function isWhole(response: string): boolean {
+  const end = response.indexOf('\r\n\r\n') + 4;
+  if (end < 4) return false;
+  const head = response.slice(0, end);
+  if (/^HTTP\/1\.1 [23]04 /.test(head)) return true;
+  const [, length] = /^content-length: (\d+)/im.exec(head) ?? [];
+  return length === undefined ? response.endsWith('\r\n0\r\n\r\n') : response.length >= end + Number(length);
 }
 
 export const TELLS_FULL_BUFFERS = {

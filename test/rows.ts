@@ -5,7 +5,7 @@ import type { GatewayConfig, GatewayOptions } from '../gateway.ts';
 import { type Answer, parseAnswer } from './answers.ts';
 import { assert, assertDenied, type LogLine, messageOf, NOTHING, requests, shown, until } from './assertions.ts';
 import { gotJson, type Handler, showSeen, startBackend } from './backend.ts';
-import { type Address, type Ask, rawRequest } from './client.ts';
+import { type Address, type Ask, keepConnection, rawRequest } from './client.ts';
 import { test, type TestContext } from './guard.ts';
 import { AS_MULTIPART, basic, FROM, GROUP, multipart, OTHER, SECRET, STRANGER, TO } from './samples.ts';
 import { type Both, startBoth, startGateway } from './start.ts';
@@ -69,6 +69,7 @@ export async function checkRows(both: Both, rows: Rows): Promise<void> {
   const lines = all.filter((line) => /^[^#]/.test(line));
   let ways = [''];
   let tried = 0;
+  const connection = keepConnection(both.gateway);
   const wrong: string[] = [];
   for (const [i, line] of lines.entries()) {
     const isWay = line.startsWith('* ');
@@ -76,13 +77,14 @@ export async function checkRows(both: Both, rows: Rows): Promise<void> {
     for (const way of isWay ? [] : ways) {
       tried++;
       try {
-        await checkRow(both, parseRow(line, parseRow(way)));
+        await checkRow(both, parseRow(line, parseRow(way)), connection.ask);
       } catch (error) {
         const rows = [`row       ${shown(line, 600)}`, ...way ? [`with      * ${shown(way, 600)}`] : []];
         wrong.push([...rows, messageOf(error)].join('\n'));
       }
     }
   }
+  connection.end();
   const found = `${wrong.length} of ${tried} rows are wrong`;
   assert.ok(wrong.length === 0, [found, ...wrong].join('\n\n').replaceAll('\n', '\n  '));
 }
@@ -166,21 +168,21 @@ export function bytesOf(text: string): Buffer {
   return unescaped(`${lines.replaceAll(' || ', '\r\n\r\n').replaceAll(' | ', '\r\n')}\r\n\r\n`);
 }
 
-export async function sendRow(to: Address, row: Row): Promise<Answer> {
+export async function sendRow(to: Address, row: Row, ask = rawRequest.bind(undefined, to)): Promise<Answer> {
   const { body, method = body ? 'POST' : 'GET', target = body ? '/v2/send' : '/v1/about' } = row;
   const [bytes = '', path = '', ...headers] = [body ?? '', target, ...row.headers.map((pair) => pair.join(': '))]
     .map((text) => Buffer.from(text).toString('latin1'));
   const isChunked = headers.some((line) => /^transfer-encoding:/i.test(line));
   const chunk = bytes && `${bytes.length.toString(16)}\r\n${bytes}\r\n`;
-  return parseAnswer(await rawRequest(to, path, { method, headers, body: isChunked ? `${chunk}0\r\n\r\n` : bytes }));
+  return parseAnswer(await ask(path, { method, headers, body: isChunked ? `${chunk}0\r\n\r\n` : bytes }));
 }
 
-async function checkRow(both: Both, row: Row): Promise<void> {
+async function checkRow(both: Both, row: Row, ask: ReturnType<typeof keepConnection>['ask']): Promise<void> {
   const { backend, gateway } = both;
   gateway.useSettings(row.settings);
   const { seen, connections } = backend;
   const before = { seen: seen.length, connections };
-  const answer = await sendRow(gateway, row);
+  const answer = await sendRow(gateway, row, ask);
   try {
     await checkOutcome(both, row, answer, before);
   } catch (error) {

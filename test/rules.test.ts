@@ -661,10 +661,11 @@ suite('rate', SIDE_BY_SIDE, () => {
     const from = (client: string, ...wanted: string[]): Promise<void> =>
       asks(`bearer ${OTHER} | X-Forwarded-For: ${client}`, ...wanted);
     // A flood must not fill the log of a small computer.
-    for (let i = 0; i < 100; i++) {
+    const guesses = Array.from({ length: 100 }, (_, i) => {
       const wanted = i < 30 ? '401 unauthorized | level=warn' : '429 too_many_failures | level=debug | Retry-After: 2';
-      await asks(`bearer guess-number-${i}-of-many | X-Forwarded-For: 203.0.113.7`, wanted);
-    }
+      return `bearer guess-number-${i}-of-many → ${wanted}`;
+    });
+    await asks('X-Forwarded-For: 203.0.113.7', ...guesses);
     await from('203.0.113.8', '401 unauthorized');
     // A missing credential is not a wrong one, and is challenged as before.
     await asks('X-Forwarded-For: 203.0.113.7', '401 unauthorized', 'bearer → 200');
@@ -677,7 +678,8 @@ suite('rate', SIDE_BY_SIDE, () => {
     2001:db8::b:#:d:e:f 2001:db8:0:b:: 2001:db8:b::
     ::c:b:#:d:e:f 0:0:c:b:: c:b::`;
     for (const [members = '', last = '', other = ''] of households.split(/\n */).map((line) => line.split(' '))) {
-      for (let i = 0; i < 30; i++) await from(members.replace('#', i.toString(16)), '401 unauthorized');
+      const all = Array.from({ length: 30 }, (_, i) => members.replace('#', i.toString(16)));
+      await asks(`bearer ${OTHER}`, ...all.map((client) => `X-Forwarded-For: ${client} → 401 unauthorized`));
       await from(last, '429 too_many_failures');
       await from(other, '401 unauthorized');
     }
@@ -692,8 +694,8 @@ suite('rate', SIDE_BY_SIDE, () => {
     for (const [i, way] of ways.entries()) {
       const [request, reason] = way.split(' | ');
       const row = `${request} | X-Forwarded-For: 203.0.113.${i + 1}`;
-      for (let count = 0; count < 30; count++) await asks(row, `→ 401 unauthorized | reason=${reason}`);
-      await asks(row, `→ 429 too_many_failures | reason=${reason}`);
+      const refused = Array<string>(30).fill(`→ 401 unauthorized | reason=${reason}`);
+      await asks(row, ...refused, `→ 429 too_many_failures | reason=${reason}`);
     }
   });
 
@@ -707,10 +709,11 @@ suite('rate', SIDE_BY_SIDE, () => {
       'x' | Content-Encoding: gzip → 415
       OPTIONS /v2/send | Access-Control-Request-Method: POST | Origin: https://b.example → 401`;
     const flood = async (client: string, ...some: string[]): Promise<void> => {
-      for (let i = 0; i < 40; i++) {
+      const rows = Array.from({ length: 40 }, (_, i) => {
         const row = `${some[i % some.length]} | level=${i < 30 ? 'warn' : 'debug'}`;
-        await asks(`X-Forwarded-For: ${client.replace('#', i.toString(16))}`, row);
-      }
+        return `X-Forwarded-For: ${client.replace('#', i.toString(16))} | ${row}`;
+      });
+      await checkRows(both, rows);
     };
     await Promise.all([
       ...rows.map((row, i) => flood(`203.0.113.${i + 1}`, row)),
@@ -730,10 +733,11 @@ suite('rate', SIDE_BY_SIDE, () => {
     // Wrong credentials are counted separately, and a valid token's lines are logged as before.
     const first = 'X-Forwarded-For: 203.0.113.1';
     await asks(`${first} | bearer ${OTHER}`, ...Array<string>(30).fill('401'), '429');
-    for (let i = 0; i < 40; i++) {
+    const valid = Array.from({ length: 40 }, (_, i) => {
       const level = i < 30 ? 'warn' : 'debug';
-      await asks(first, 'bearer → 200 | level=info', `bearer | GET /v1/accounts → 403 setup_blocked | level=${level}`);
-    }
+      return ['bearer → 200 | level=info', `bearer | GET /v1/accounts → 403 setup_blocked | level=${level}`];
+    });
+    await asks(first, ...valid.flat());
     assert.deepEqual(warnedOf(both.gateway).at(-1), ['203.0.113.1', 'too_many_failures']);
     const count = warnedOf(both.gateway).length;
     clock.nowMs += 2000;
@@ -791,7 +795,7 @@ suite('rate', SIDE_BY_SIDE, () => {
     const warned = () => linesOf(gateway, /^further refusals of a token are logged at debug level$/);
     const rows = ['GET /v1/accounts → 403 setup_blocked', 'GET /none → 404 unknown_endpoint', "'x=' → 400 bad_json"];
     for (const row of rows) {
-      for (let i = 0; i < 33; i++) await asks(`bearer`, `${row} | level=${i < 30 ? 'warn' : 'debug'}`);
+      await asks('bearer', ...Array.from({ length: 33 }, (_, i) => `${row} | level=${i < 30 ? 'warn' : 'debug'}`));
     }
     assert.deepEqual(warned().map(({ level, token, code }) => [level, token, code]), [[
       'warn',
