@@ -4,7 +4,6 @@ import { once } from 'node:events';
 import http from 'node:http';
 import https from 'node:https';
 import net from 'node:net';
-import { buffer as readBytes } from 'node:stream/consumers';
 import { connect as tlsConnect, TLSSocket } from 'node:tls';
 import { type Answer, jsonIn } from './answers.ts';
 import { assert, closed, shown, until, within } from './assertions.ts';
@@ -53,9 +52,10 @@ export async function ask(to: Address, { body, headers = {}, ...rest }: Ask = {}
   });
   // From the start: an error of a body that is still being sent can follow the response at once.
   req.on('error', () => {}).end(bytes || undefined);
-  const [res] = await within(once(req, 'response'), `the response to ${req.method} ${req.path}`);
+  const [res] = await within(once(req, 'response') as Promise<[http.IncomingMessage]>, `the response to ${req.method} ${req.path}`);
   const fingerprint = res.socket instanceof TLSSocket ? res.socket.getPeerCertificate().fingerprint256 : '';
-  const text = String(await within(readBytes(res), `the end of the response to ${req.method} ${req.path}`));
+  const chunks = await within(res.toArray(), `the end of the response to ${req.method} ${req.path}`);
+  const text = String(Buffer.concat(chunks));
   const { statusCode, headers: own, rawHeaders } = res;
   return { status: statusCode!, headers: own, rawHeaders, text, json: jsonIn(text), fingerprint };
 }
