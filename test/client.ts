@@ -52,7 +52,10 @@ export async function ask(to: Address, { body, headers = {}, ...rest }: Ask = {}
   });
   // From the start: an error of a body that is still being sent can follow the response at once.
   req.on('error', () => {}).end(bytes || undefined);
-  const [res] = await within(once(req, 'response') as Promise<[http.IncomingMessage]>, `the response to ${req.method} ${req.path}`);
+  const [res] = await within(
+    once(req, 'response') as Promise<[http.IncomingMessage]>,
+    `the response to ${req.method} ${req.path}`,
+  );
   const fingerprint = res.socket instanceof TLSSocket ? res.socket.getPeerCertificate().fingerprint256 : '';
   const chunks = await within(res.toArray(), `the end of the response to ${req.method} ${req.path}`);
   const text = String(Buffer.concat(chunks));
@@ -114,7 +117,7 @@ export async function raw(to: Address, bytes: string | Buffer): Promise<string> 
  */
 export async function trickle(t: TestContext, to: Address, bytes: string): Promise<string> {
   const { socket, text } = open(t, to, bytes);
-  const timer = setInterval(() => socket.write('x'), 5);
+  const timer = setInterval(() => socket.write('x'), 20);
   await closed(socket).finally(() => clearInterval(timer));
   return text();
 }

@@ -202,7 +202,7 @@ suite('parser', SIDE_BY_SIDE, () => {
       const drip = async (): Promise<void> => {
         for (; !isOver; refused++) {
           const socket = openHalf(t, gateway, begun).resume();
-          const timer = setInterval(() => socket.write('x'), 10);
+          const timer = setInterval(() => socket.write('x'), 20);
           await closed(socket).finally(() => clearInterval(timer));
         }
       };
