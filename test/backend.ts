@@ -168,8 +168,8 @@ export async function startRawBackend(t: TestContext, respond: Respond) {
   return backend;
 }
 
-/** Another one for each process, so that no two tests use the same at once. */
-let nextPort = 20_000 + (process.pid * 64) % 10_000;
+/** A range of its own for each process, so that no two tests use the same at once. One with many files uses over 100. */
+let nextPort = 20_000 + (process.pid * 256) % 12_000;
 
 /** A port without a listener, below those that the system assigns to other tests meanwhile. */
 export async function sparePort(host = '127.0.0.1'): Promise<number> {
