@@ -2,6 +2,7 @@
 
 import http from 'node:http';
 import type { LogLine } from './assertions.ts';
+import type { Pair } from './rows.ts';
 
 /** A JSON answer: the fields of a refusal, and those of the backend, which only the tests know. */
 type AnswerJson = Record<'error' | 'code' | 'requestId', string> & Record<string, unknown>;
@@ -29,12 +30,8 @@ export const codeOf = (response: string): string | undefined => /"code":"(\w+)"/
 /** The response in the bytes received on a connection, one character per byte. */
 export function parseAnswer(response: string): Answer {
   const [head = '', ...rest] = response.split('\r\n\r\n');
-  const headers: http.IncomingHttpHeaders = {};
-  for (const line of head.split('\r\n').slice(1)) {
-    const [name = '', value = ''] = line.split(/: *(.*)/, 2);
-    const before = headers[name.toLowerCase()];
-    headers[name.toLowerCase()] = before === undefined ? value : `${before}, ${value}`;
-  }
+  const all = new Headers(head.split('\r\n').slice(1).map((line) => line.split(/: *(.*)/, 2) as Pair));
+  const headers = Object.fromEntries(Array.from(all.keys(), (name) => [name, all.get(name)!]));
   const text = Buffer.from(rest.join('\r\n\r\n'), 'latin1').toString();
   return { status: statusOf(response), headers, rawHeaders: [], text, json: jsonIn(text), fingerprint: '' };
 }

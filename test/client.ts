@@ -128,7 +128,10 @@ interface RawRequest {
   body?: string;
 }
 
-/** A request in exact bytes: each is a character of its target, headers and body. */
+/** Sends a request in exact bytes, and returns everything received. */
+export type RawAsk = (target: string, request?: RawRequest) => Promise<string>;
+
+/** The bytes of a request: each is a character of its target, headers and body. */
 function rawBytes(target: string, { method = 'GET', headers = [], body = '' }: RawRequest): Buffer {
   const isChunked = headers.some((line) => /^transfer-encoding:/i.test(line));
   const length = !isChunked && (body !== '' || method !== 'GET') ? [`Content-Length: ${body.length}`] : [];
@@ -136,7 +139,7 @@ function rawBytes(target: string, { method = 'GET', headers = [], body = '' }: R
   return Buffer.from([...head, '', body].join('\r\n'), 'latin1');
 }
 
-/** One such request, on its own connection. */
+/** One request in exact bytes, on its own connection. */
 export function rawRequest(to: Address, target: string, { headers = [], ...rest }: RawRequest = {}): Promise<string> {
   return raw(to, rawBytes(target, { headers: ['Connection: close', ...headers], ...rest }));
 }
@@ -144,10 +147,10 @@ export function rawRequest(to: Address, target: string, { headers = [], ...rest 
 /** What `rawRequest` does, one request after the other, on one connection for as long as the gateway keeps it. */
 export function keepConnection(to: Address) {
   let kept: Connection | undefined;
-  const ask = async (target: string, request: RawRequest = {}): Promise<string> => {
+  const ask: RawAsk = async (target, request = {}) => {
     const { method = 'GET', headers = [] } = request;
-    const isFramed = method !== 'HEAD' && !headers.some((line) => OF_CONNECTION.test(line));
-    if (!isFramed) return await rawRequest(to, target, request);
+    const needsItsOwn = method === 'HEAD' || headers.some((line) => OF_CONNECTION.test(line));
+    if (needsItsOwn) return await rawRequest(to, target, request);
     kept = kept?.socket.writable ? kept : connect(to);
     const { socket, text } = kept;
     const from = text().length;

@@ -5,7 +5,7 @@ import type { GatewayConfig, GatewayOptions } from '../gateway.ts';
 import { type Answer, parseAnswer } from './answers.ts';
 import { assert, assertDenied, type LogLine, messageOf, NOTHING, requests, shown, until } from './assertions.ts';
 import { gotJson, type Handler, showSeen, startBackend } from './backend.ts';
-import { type Address, type Ask, keepConnection, rawRequest } from './client.ts';
+import { type Address, type Ask, keepConnection, type RawAsk, rawRequest } from './client.ts';
 import { test, type TestContext } from './guard.ts';
 import { AS_MULTIPART, basic, FROM, GROUP, multipart, OTHER, SECRET, STRANGER, TO } from './samples.ts';
 import { type Both, startBoth, startGateway } from './start.ts';
@@ -168,16 +168,17 @@ export function bytesOf(text: string): Buffer {
   return unescaped(`${lines.replaceAll(' || ', '\r\n\r\n').replaceAll(' | ', '\r\n')}\r\n\r\n`);
 }
 
-export async function sendRow(to: Address, row: Row, ask = rawRequest.bind(undefined, to)): Promise<Answer> {
+export async function sendRow(to: Address, row: Row, ask?: RawAsk): Promise<Answer> {
   const { body, method = body ? 'POST' : 'GET', target = body ? '/v2/send' : '/v1/about' } = row;
   const [bytes = '', path = '', ...headers] = [body ?? '', target, ...row.headers.map((pair) => pair.join(': '))]
     .map((text) => Buffer.from(text).toString('latin1'));
   const isChunked = headers.some((line) => /^transfer-encoding:/i.test(line));
   const chunk = bytes && `${bytes.length.toString(16)}\r\n${bytes}\r\n`;
-  return parseAnswer(await ask(path, { method, headers, body: isChunked ? `${chunk}0\r\n\r\n` : bytes }));
+  const request = { method, headers, body: isChunked ? `${chunk}0\r\n\r\n` : bytes };
+  return parseAnswer(await (ask ? ask(path, request) : rawRequest(to, path, request)));
 }
 
-async function checkRow(both: Both, row: Row, ask: ReturnType<typeof keepConnection>['ask']): Promise<void> {
+async function checkRow(both: Both, row: Row, ask: RawAsk): Promise<void> {
   const { backend, gateway } = both;
   gateway.useSettings(row.settings);
   const { seen, connections } = backend;
