@@ -70,12 +70,9 @@ export async function startBackend(t: TestContext, handler?: Handler): Promise<B
     // node:stream/consumers would make a Blob, which takes longer than the rest of the request.
     req.toArray().then((chunks) => answer(Buffer.concat(chunks)), () => {});
   });
-  backend.server.listen(0, host);
-  await once(backend.server, 'listening');
+  backend.url = await serve(t, backend.server, 0, host);
   backend.port = (backend.server.address() as AddressInfo).port;
-  backend.url = `http://${host}:${backend.port}`;
   t.onFailure(() => lastOf('the backend saw', backend.seen.map(showSeen)));
-  t.after(() => void backend.server.close().closeAllConnections());
   return backend;
 }
 

@@ -30,7 +30,6 @@ export async function startUpgradeBackend(t: TestContext, open: (socket: Duplex,
     backend.seen.push(seenOf(req, head, true));
     backend.sockets.push(socket);
     socket.on('error', () => {});
-    t.after(() => socket.destroy());
     open(socket, head);
   });
   return backend;
