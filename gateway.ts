@@ -2355,10 +2355,12 @@ function refusalOfEndpoint(token: Token, target: Target, client?: string) {
     );
   }
 
-  // The `numbers` of a search become arguments of signal-cli, like numbers in a body.
   for (const [name, value] of target.parameters) {
+    if (route === SEND_ROUTE && buildsMessages(token)) break; // its query goes into the message, or is dropped
+    // The `numbers` of a search become arguments of signal-cli, like numbers in a body.
     const mistake = name === 'numbers' && mistakeInArgument(value);
-    if (mistake) return badField(name, mistake);
+    const refusal = mistake ? badField(name, mistake) : refusalOfUnknown(token, route, name);
+    if (refusal) return refusal;
   }
   // A token that may not send to a group may not change it.
   const group = parameter(':groupid');
@@ -3530,7 +3532,56 @@ const KEY_ROLES = {
 type BodyKey = keyof typeof KEY_ROLES;
 
 /**
- * A key of a body that matters, with its decoded value. Of an attachment, the value is only the beginning,
+ * The other fields of a body, and the parameters of a query, that the backend reads, by route. What stands in neither
+ * table is closed to a token with `senders` or `recipients`, because another backend, or a newer one, may read a
+ * recipient or an account in it.
+ */
+const ROUTE_FIELDS: NodeJS.Dict<string> = {
+  '/v2/send': MESSAGE_FIELDS.join(' '),
+  '/v1/send': 'message is_group',
+  '/v1/receive/:number':
+    'timeout max_messages ignore_attachments ignore_stories ignore_avatars ignore_stickers send_read_receipts',
+  '/v1/reactions/:number': 'reaction target_author timestamp',
+  '/v1/receipts/:number': 'receipt_type timestamp',
+  '/v1/remote-delete/:number': 'timestamp',
+  '/v1/polls/:number': 'question allow_multiple_selections poll_timestamp',
+  '/v1/polls/:number/vote': 'poll_author poll_timestamp',
+  '/v1/sticker-packs/:number': 'pack_id pack_key',
+  '/v1/search': 'numbers',
+  '/v1/search/:number': 'numbers',
+  '/v1/groups/:number': 'expand name description permissions group_link expiration_time',
+  '/v1/groups/:number/:groupid': 'expand name description permissions group_link expiration_time base64_avatar',
+  '/v1/groups/:number/:groupid/pin-message': 'target_author timestamp duration',
+  '/v1/configuration': 'logging',
+  '/v1/configuration/:number/settings': 'trust_mode',
+  '/v1/register/:number': 'use_voice captcha',
+  '/v1/register/:number/verify/:token': 'pin',
+  '/v1/unregister/:number': 'delete_account delete_local_data',
+  '/v1/qrcodelink': 'device_name qrcode_version',
+  '/v1/qrcodelink/raw': 'device_name',
+  '/v1/accounts/:number/rate-limit-challenge': 'challenge_token captcha',
+  '/v1/accounts/:number/settings': 'discoverable_by_number share_number',
+  '/v1/accounts/:number/username': 'username',
+  '/v1/accounts/:number/pin': 'pin',
+  '/v1/devices/:number': 'uri',
+  '/v1/devices/:number/local-data': 'ignore_registered',
+  '/v1/profiles/:number': 'name base64_avatar about',
+  '/v1/identities/:number/trust/:numbertotrust': 'verified_safety_number trust_all_known_keys',
+  '/v1/contacts/:number': 'all_recipients name expiration_in_seconds',
+  '/v1/contacts/:number/:uuid': 'all_recipients',
+};
+
+/** The fields of the objects within a body. An object in any other field is not looked into. */
+const OBJECT_FIELDS = new Map([
+  ['mentions', 'start length author'],
+  ['quote_mentions', 'start length author'],
+  ['link_preview', 'url title description'],
+  ['permissions', 'add_members edit_group send_messages'],
+  ['logging', 'level'],
+]);
+
+/**
+ * A key of a body that is checked, with its decoded value. Of an attachment, the value is only the beginning,
  * with its metadata.
  */
 interface Field {
@@ -3539,13 +3590,26 @@ interface Field {
   readonly value: string | undefined;
 }
 
+/** Any other key of a body, and the field in whose object it stands, '' for the body itself. */
+interface OtherField {
+  readonly key: 'other';
+  readonly name: string;
+  readonly within: string;
+}
+
 /**
  * Checks the fields that were found since the last call: each first for what no token may send, then by the token's
  * senders and recipients. A large body comes in several calls, so a rule about a whole body cannot be here.
  */
-function checkSomeFields(token: Token, route: Route | undefined, fields: readonly Field[]) {
+function checkSomeFields(token: Token, route: Route | undefined, fields: readonly (Field | OtherField)[]) {
   const isSend = route?.group === 'send';
-  for (const { key, value } of fields) {
+  for (const field of fields) {
+    if (field.key === 'other') {
+      const refusal = refusalOfUnknown(token, route, field.name, field.within);
+      if (refusal) throw refusal;
+      continue;
+    }
+    const { key, value } = field;
     const role = KEY_ROLES[key];
     if (value === undefined && isSend && token.senders) {
       throw badField(key, 'must name the sending account, because this token may not use all of them');
@@ -3565,6 +3629,27 @@ function checkSomeFields(token: Token, route: Route | undefined, fields: readonl
     const refusal = isRecipient && refusalOfRecipient(token, value);
     if (refusal) throw refusal;
   }
+}
+
+/**
+ * The problem if a confined token uses a field, or a parameter of the query, that the gateway does not know.
+ * @param within the field in whose object it stands.
+ */
+function refusalOfUnknown({ senders, recipients }: Token, route: Route | undefined, name: string, within = '') {
+  if (!senders && !recipients) return undefined;
+  const known = within ? OBJECT_FIELDS.get(within) : ROUTE_FIELDS[route?.template ?? ''];
+  if (known?.split(' ').includes(foldKey(name))) return undefined;
+  // A name may be a phone number or a secret by mistake.
+  const shown = /^[a-z][\w-]*$/i.test(name) ? nameToShow(name) : '…';
+  return badField(
+    shown,
+    'is unknown to the gateway, so only a token without "senders", "recipients" and "defaults" may use it',
+  );
+}
+
+/** A key as Go's encoding/json folds it: apart from capitals, only the long s and the Kelvin sign become ASCII letters. */
+function foldKey(name: string) {
+  return name.replaceAll('\u017f', 's').toLowerCase();
 }
 
 /** The mistake in a value that becomes an argument of signal-cli, where "-" begins an option. */
@@ -3674,7 +3759,8 @@ interface Scope {
   readonly outer: Scope | undefined;
   readonly depth: number;
   readonly close: string; // the bracket that closes the scope
-  key: BodyKey | undefined; // the latest key, if it matters; in an array, the key of the array
+  key: BodyKey | undefined; // the latest key, if it is checked; in an array, the key of the array
+  object: string; // the latest key of the body, if OBJECT_FIELDS has it, or else ''; in an array, that of the array
 }
 
 /**
@@ -3727,12 +3813,12 @@ class BodyScan {
 
   readonly #seen = new Set<string>();
   #hasNumber = false; // not true of `"number": null`
-  #fields: Field[] = [];
+  #fields: (Field | OtherField)[] = [];
   #problem: Problem | undefined; // of the first field that was refused
 
   #state = this.#readStructure; // returns where the next state begins
   #expected = this.#readValue; // reads the next byte that is not white space
-  #scope: Scope = { outer: undefined, depth: 0, close: '', key: undefined };
+  #scope: Scope = { outer: undefined, depth: 0, close: '', key: undefined, object: '' };
   #text: string | undefined; // with its escapes, one character per byte
   #escape = ''; // the incomplete escape, without its backslash
   #restBytes = 0; // how much white space follows the end
@@ -3863,7 +3949,13 @@ class BodyScan {
     // An array's elements belong to the array's key. The literal has no spread, so that all scopes have one shape in
     // V8: with a spread, a document of brackets took twice the time.
     const isArray = char === '[';
-    this.#scope = { outer, depth, close: isArray ? ']' : '}', key: isArray ? outer.key : undefined };
+    this.#scope = {
+      outer,
+      depth,
+      close: isArray ? ']' : '}',
+      key: isArray ? outer.key : undefined,
+      object: isArray ? outer.object : '',
+    };
     this.#expected = this.#readFirst;
   }
 
@@ -3880,11 +3972,11 @@ class BodyScan {
     if (char !== '"') this.#fail(i, 'expected a key in double quotes');
     const { depth, outer } = this.#scope;
     this.#scope.key = undefined;
+    this.#scope.object = '';
     this.#keyBegin = i;
     this.#hasEscape = false;
     this.#expected = this.#readColon;
-    // A key can matter at the top level, and in an object whose own key matters.
-    this.#beginString(depth === 1 || outer!.key !== undefined);
+    this.#beginString(depth === 1 || outer!.object !== '');
   }
 
   #readColon(i: number, char: string) {
@@ -4008,24 +4100,24 @@ class BodyScan {
     if (key === 'number') this.#hasNumber = true;
   }
 
-  /** Notes a key that matters, or one that is repeated. */
+  /** Notes a key of the body, or of an object that OBJECT_FIELDS has, or one that is repeated. */
   #endKey(name: string) {
     if (this.#escapedKeys) {
       if (this.#seen.has(name)) this.#repeatedKeys.push(name);
       this.#seen.add(name);
       return;
     }
-    // Go's encoding/json folds case like this: apart from capitals, only the long s and the Kelvin sign become ASCII
-    // letters.
-    const key = name.replaceAll('\u017f', 's').toLowerCase() as BodyKey;
-    // `base64_thumbnail` counts only in the object of `link_preview`. At the top level, the outer scope has no key.
-    const within = key === 'base64_thumbnail' ? 'link_preview' : undefined;
-    if (KEYS.has(key) && this.#scope.outer!.key === within) {
-      this.#scope.key = key;
-      if (name !== key) this.#refuse('must be spelled exactly like this');
-      else if (this.#seen.has(key)) this.#refuse('may be given only once');
-      this.#seen.add(key);
+    const key = foldKey(name) as BodyKey;
+    const within = this.#scope.outer!.object; // '' for the body itself
+    if (within === '' && OBJECT_FIELDS.has(key)) this.#scope.object = key;
+    if (!KEYS.has(key) || within !== (key === 'base64_thumbnail' ? 'link_preview' : '')) {
+      this.#fields.push({ key: 'other', name, within });
+      return;
     }
+    this.#scope.key = key;
+    if (name !== key) this.#refuse('must be spelled exactly like this');
+    else if (this.#seen.has(key)) this.#refuse('may be given only once');
+    this.#seen.add(key);
   }
 
   /** Reads the rest of a number or a word; returns where it stopped. `#readValue` put the first byte into `#text`. */

@@ -484,7 +484,7 @@ suite('bodies', SIDE_BY_SIDE, () => {
       // A body that is not held whole is not affected.
       const json = await ask(gateway, {
         path: '/v1/send',
-        body: { ...MESSAGE, more: 'x'.repeat(MIB) },
+        body: { ...MESSAGE, base64_attachment: 'x'.repeat(MIB) },
         headers: BEARER,
       });
       assert.equal(json.status, 201);

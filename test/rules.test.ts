@@ -291,6 +291,114 @@ suite('rules', SIDE_BY_SIDE, () => {
     {"recipientſ":["${STRANGER}"],${HELLO.slice(1)} ;; {"Recipient":"${STRANGER}",${HELLO.slice(1)}
     {"number":"${FROM}","recipients":"${STRANGER}"}`;
 
+  /** Every route by its pattern, which also opens what a token with lists may use only by name. */
+  const EACH_ROUTE: GatewayConfig = {
+    ...CONFINED,
+    allow: KNOWN_ROUTES.map(({ method, template }) => `${method} ${template}`),
+  };
+
+  // signal-cli-api, a backend in Rust, hands the body on to signal-cli, which reads all of these.
+  table(
+    'attack: reach somebody by a field that the gateway does not know, on every route that takes a body',
+    EACH_ROUTE,
+  )(
+    ROUTES.filter(({ method, path }) => method !== 'GET' && !path.includes('/plugins/')).flatMap(({ method, path }) => [
+      `* bearer | ${method} ${path} → 400 bad_field | "so only a token without"`,
+      `{"groupId":"x"} → detail=The field "groupid" is unknown to the gateway, so only a token without "senders", "recipients" and "defaults" may use it.`,
+      '{"account":"x"} ;; {"noteToSelf":true} ;; {"attachment":["x"]} ;; {"usernames":["x"]} ;; {"__proto__":"x"} ;; {"":1}',
+    ]),
+  );
+
+  table(
+    'attack: the same where another route knows the field, within an object, in a list, or beside a large attachment',
+    EACH_ROUTE,
+  )`
+    * bearer → 400 bad_field | "so only a token without"
+    {"username":"max.01",${HELLO.slice(1)} ;; {"is_group":true,${HELLO.slice(1)} ;; {"uri":null,${HELLO.slice(1)}
+    {"mentions":[{"start":0,"length":1,"author":"x","recipient":"x"}],${HELLO.slice(1)} ;; {"mentions":{"a":1},${
+    HELLO.slice(1)
+  }
+    {"link_preview":{"url":"x","title":"x","thumbnail":"x"},${HELLO.slice(1)} ;; {"link_preview":{"number":"x"},${
+    HELLO.slice(1)
+  }
+    {"quote_mentions":[[{"name":1}]],${HELLO.slice(1)} ;; {"base64_thumbnail":"x",${HELLO.slice(1)}
+    POST /v1/groups/${FROM} | {"name":"x","permissions":{"add_members":"only-admins","x":1}}
+    # In a name there may be a number or a secret.
+    {"${STRANGER}":1,${HELLO.slice(1)} → "The field \"…\"" ;; {"${'x'.repeat(40)}":1,${
+    HELLO.slice(1)
+  } → "The field \"…\""
+    {"${'x'.repeat(5000)}":1,${HELLO.slice(1)} ;; {"\u0067roupId":1,${HELLO.slice(1)}
+    GET /v1/receive/${FROM}?timeout=1&account=x ;; GET /v1/receive/${FROM}?Timeouts=1 ;; GET /v1/about?=
+    PUT /v1/typing-indicator/${FROM}?recipient=x | {"recipient":"${TO}"} ;; POST /v2/send?timeout=1 | ${HELLO}`;
+
+  table(
+    'a field that the backend reads passes in every spelling that it reads, and any field of a token without lists',
+    {
+      allow: ['messaging'],
+    },
+  )`
+    * bearer → 201 ;; * @ {"senders":["${FROM}"],"recipients":["${TO}"]} | bearer → 201
+    {"Message":"hello","number":"${FROM}","recipients":["${TO}"],"TEXT_MODE":"styled","notify_\u017felf":true}
+    {${SAID},"recipients":["${TO}"],"mentions":[{"start":0,"length":1,"author":"${STRANGER}"}],"view_once":false}
+    {${SAID},"recipients":["${TO}"],"link_preview":{"url":"https://x.example","Title":"x","base64_thumbnail":"QQ=="}}
+    {${SAID},"recipients":["${TO}"],"quote_mentions":null,"quote_author":{"x":{"y":1}}}
+    POST /v1/send | {${SAID},"recipients":["${TO}"],"is_group":false}
+    * bearer → 201
+    {${SAID},"recipients":["${TO}"],"groupId":"x","x":{"y":[{"z":1}]},"link_preview":{"z":1}}
+    GET /v1/receive/${FROM}?account=x → 200`;
+
+  // As the backend's structs have them.
+  table('a confined token may use every field and parameter that the backend reads', EACH_ROUTE, ANSWERING)`
+    * bearer → 200
+    POST /v1/send | {${SAID},"recipients":["${TO}"],"base64_attachment":"QQ==","is_group":true}
+    ${TYPING} | {"recipient":"${TO}"} ;; GET /v1/search?numbers=%2B1 ;; GET /v1/search/${FROM}?numbers=%2B1&numbers=%2B2
+    GET /v1/receive/${FROM}?timeout=1&max_messages=1&ignore_attachments=true&ignore_stories=true
+    GET /v1/receive/${FROM}?ignore_avatars=true&ignore_stickers=true&send_read_receipts=true
+    POST /v1/reactions/${FROM} | {"recipient":"${TO}","reaction":"x","target_author":"x","timestamp":1}
+    POST /v1/receipts/${FROM} | {"recipient":"${TO}","receipt_type":"read","timestamp":1}
+    DELETE /v1/remote-delete/${FROM} | {"recipient":"${TO}","timestamp":1}
+    POST /v1/polls/${FROM} | {"recipient":"${TO}","question":"x","answers":["x"],"allow_multiple_selections":true}
+    DELETE /v1/polls/${FROM} | {"recipient":"${TO}","poll_timestamp":"1"}
+    POST /v1/polls/${FROM}/vote | {"recipient":"${TO}","poll_author":"x","poll_timestamp":"1","selected_answers":[1]}
+    POST /v1/sticker-packs/${FROM} | {"pack_id":"x","pack_key":"x"}
+    GET ${GROUPS}?expand=true ;; GET ${GROUPS}/${GROUP}?expand=true
+    POST ${GROUPS} | {"name":"x","members":["${TO}"],"description":"x","group_link":"x","expiration_time":1}
+    PUT ${GROUPS}/${GROUP} | {"base64_avatar":"x","description":"x","name":"x","expiration_time":1,"group_link":"x"}
+    PUT ${GROUPS}/${GROUP} | {"permissions":{"add_members":"x","edit_group":"x","send_messages":"x"}}
+    POST ${GROUPS}/${GROUP}/admins | {"admins":["${TO}"]} ;; POST ${GROUPS}/${GROUP}/members | {"members":["${TO}"]}
+    POST ${GROUPS}/${GROUP}/pin-message | {"target_author":"x","timestamp":1,"duration":1}
+    POST /v1/configuration | {"logging":{"Level":"info"}} ;; POST /v1/configuration/${FROM}/settings | {"trust_mode":"x"}
+    POST /v1/register/${FROM} | {"use_voice":true,"captcha":"x"} ;; POST /v1/register/${FROM}/verify/1 | {"pin":"x"}
+    POST /v1/unregister/${FROM} | {"delete_account":true,"delete_local_data":true}
+    GET /v1/qrcodelink?device_name=x&qrcode_version=10 ;; GET /v1/qrcodelink/raw?device_name=x
+    POST /v1/accounts/${FROM}/rate-limit-challenge | {"challenge_token":"x","captcha":"x"}
+    PUT /v1/accounts/${FROM}/settings | {"discoverable_by_number":true,"share_number":true}
+    POST /v1/accounts/${FROM}/username | {"username":"x"} ;; POST /v1/accounts/${FROM}/pin | {"pin":"x"}
+    POST /v1/devices/${FROM} | {"uri":"x"} ;; DELETE /v1/devices/${FROM}/local-data | {"ignore_registered":true}
+    PUT /v1/profiles/${FROM} | {"name":"x","base64_avatar":"x","about":"x"}
+    PUT /v1/identities/${FROM}/trust/1 | {"verified_safety_number":"x","trust_all_known_keys":true}
+    GET /v1/contacts/${FROM}?all_recipients=true ;; GET /v1/contacts/${FROM}/x?all_recipients=true
+    PUT /v1/contacts/${FROM} | {"recipient":"${TO}","name":"x","expiration_in_seconds":1}`;
+
+  test('an unknown field is told only to a token, and the backend never has a complete document with one', async (t) => {
+    const { backend, gateway } = await startBoth(t, CONFINED);
+    const pad = (bytes: number): string => `"message":"${'x'.repeat(bytes)}"`;
+    for (
+      const where of [
+        `{"groupId":"x",${pad(200_000)}`,
+        `{${pad(90_000)},"groupId":"x",${pad(90_000)}`,
+        `{${pad(200_000)},"groupId":"x"`,
+      ]
+    ) {
+      const body = `${where},"number":"${FROM}","recipients":["${TO}"]}`;
+      const without = await ask(gateway, { body, headers: { authorization: 'Bearer wrong' } });
+      assert.deepEqual([without.status, without.text.includes('groupId')], [401, false]);
+      const answer = await ask(gateway, { body, headers: BEARER });
+      assert.deepEqual([answer.status, answer.json.code], [400, 'bad_field'], answer.text);
+    }
+    assert.deepEqual([backend.sent, backend.seen.filter(({ complete }) => complete)], [[], []]);
+  });
+
   // The backend would choose one for /v1/send.
   table('attack: send without naming an account', CONFINED)`
     * POST /v1/send | bearer → 400 bad_field ;; * POST /v2/send | bearer → 400 bad_field
