@@ -2930,6 +2930,12 @@ function readPayload(token: Token, body: Buffer, contentType = '') {
   if (isDeclaredJson && isList) throw badJson(NO_LIST);
   if (isDeclaredJson || BEGINS_OBJECT.test(text)) return readJson(utf8);
   if (isMultipart) return readFields(readMultipart(body, contentType), token);
+  if (type.startsWith('multipart/') || BEGINS_MULTIPART.test(text)) {
+    // As curl -F, fetch and OkHttp send it, if a program declares it as something else: its fields would be lost.
+    throw badJson(
+      'The body is a multipart form, but its Content-Type is not multipart/form-data: let the client set it.',
+    );
+  }
   if (!isUtf8(utf8)) throw badJson('The body is not JSON, a form or UTF-8 text.');
   if (isFormOrUndeclared) {
     const form = text.trim(); // a form from a file may begin with a byte order mark or end with a line feed
@@ -3005,19 +3011,23 @@ function removeCredentials(value: unknown) {
   }
 }
 
-// The headers of a multipart form (RFC 7578), as encoders write them: curl, browsers, Python, Node, PHP, Go, Java, and
-// .NET, which omits quotes and writes a legible name beyond ASCII only in "filename*". Programs disagree about anything
-// else: a second "name" or boundary, "name*", a backslash or a "%" in a name. Those are refused. Otherwise the gateway
-// could miss recipients that another program sees, and the message would go to the default ones. MULTIPART matches
-// `multipart/form-data; boundary=x`, DISPOSITION matches `content-disposition: form-data; name="file"; filename="a.png"`.
+// The headers of a multipart form (RFC 7578), as encoders write them: curl, browsers, Python, Node, PHP, Go, Ruby, Java, and
+// .NET, which omits quotes and writes a legible name beyond ASCII only in "filename*". About the name of a field, programs
+// disagree: a second "name" or boundary, "name*", a backslash or a "%" in it. Those are refused. Otherwise the gateway could
+// miss recipients that another program sees, and the message would go to the default ones. MULTIPART matches
+// `multipart/form-data; boundary=x`.
 const VALUE = '"[^"\\\\%\\p{Cc}\\ufffd]+"|[^\\s"\\x27(),;\\\\%\\p{Cc}\\ufffd]+';
-const FILENAME = 'filename=(?<file>"[^"\\p{Cc}]*"|[^\\s"(),;]+)(?: *; *filename\\*=(?<extended>[^\\s";]+))?';
 const CHARSET = '(?: *; *charset=[\\w"-]+)?';
 const MULTIPART = new RegExp(`^multipart/form-data${CHARSET} *; *boundary=(?<boundary>${VALUE})${CHARSET}$`, 'iu');
-const DISPOSITION = new RegExp(
-  `^content-disposition: *form-data *; *name=(?<name>${VALUE})(?: *; *${FILENAME})?[ \\t]*$`,
-  'imu',
-);
+
+/** Matches the value of a field's `name`, in quotes or without. */
+const FIELD_NAME = new RegExp(`^(?:${VALUE})$`, 'u');
+
+/**
+ * One parameter of a Content-Disposition. A quote ends the value if the next parameter or nothing follows it. Any other one
+ * is part of the value, because half of the encoders write `a "b" c.txt` as it is, and the others `a \"b\" c.txt`.
+ */
+const PARAMETER = / *; *(?<key>[\w-]+\*?)=(?<value>"(?:[^"\p{Cc}]|"(?! *(?:;|$)))*"|[^\s"(),;]+)/uy;
 
 /** The value of "filename*" (RFC 8187): a charset, a language, and the name, as in `utf-8'en'a%20b.png`. */
 const EXTENDED = /^(?<charset>[\w-]+)'[\w-]*'(?<name>(?:[!-$&-~]|%[\da-f]{2})*)$/i;
@@ -3025,58 +3035,103 @@ const EXTENDED = /^(?<charset>[\w-]+)'[\w-]*'(?<name>(?:[!-$&-~]|%[\da-f]{2})*)$
 /** A part: its headers, and its content up to the CR LF whose line feed begins the next boundary. */
 const PART = /^\r\n(?<lines>[^\r\n]+(?:\r\n[^\r\n]+)*)\r\n\r\n(?<content>.*)\r$/s;
 
-/** Any header of a part, except one that declares the content encoded or a multipart form itself. */
-const PART_LINE = /^(?!content-transfer-encoding:(?! *(?:7bit|8bit|binary)$)|content-type:\s*multipart\/)([\w-]+):.*$/i;
+/** Headers of a part that make its content another one than the bytes that stand there. */
+const ENCODED_PART = /^content-transfer-encoding:(?! *(?:7bit|8bit|binary)$)|^content-type:\s*multipart\//im;
+
+/** Matches a body that begins like a multipart form. */
+const BEGINS_MULTIPART = /^\s*--.*\r?\n(?:[\w-]+:.*\r?\n)*?content-disposition:/i;
 
 /** The fields of a multipart form. */
 function readMultipart(body: Buffer, contentType: string) {
   // UNTIL `Response` refuses a part that it cannot read: Deno 2.9 skips it (findings/deno-formdata-skips-a-part.sh).
-  const boundary = (MULTIPART.exec(contentType) ?? failMultipart()).groups!.boundary!.replaceAll('"', '');
+  const written = MULTIPART.exec(contentType)?.groups?.boundary ??
+    failMultipart('its Content-Type has no plain boundary');
+  const boundary = written.replaceAll('"', '');
   // RFC 2046 5.1.1. A search for a boundary of 6000 bytes, in a body that nearly has it everywhere, took a second.
-  if (boundary.length > 70) failMultipart();
+  if (boundary.length > 70) failMultipart('its boundary is longer than 70 bytes');
   // A boundary stands after CR LF. Some programs find one after a lone line feed too. So the text is split at the line
   // feed, and each piece must end with CR.
   const [before = '', ...parts] = `\r\n${body.toString('latin1')}`.split(`\n--${boundary}`);
-  if (!/^\s*\r$/.test(before) || !/^--\s*$/.test(parts.pop() ?? '')) failMultipart();
-  return parts.map(readPart);
+  if (!/^\s*\r$/.test(before)) failMultipart('it does not begin with its boundary');
+  if (!/^--\s*$/.test(parts.pop() ?? '')) failMultipart('it does not end with its boundary');
+  return parts.map((part, i) => readPart(part, (why) => failMultipart(`part ${i + 1} ${why}`)));
 }
+
+/** @param why what is wrong with the form, or with a part of it. */
+function failMultipart(why: string): never {
+  throw badJson(`The body is not a multipart form as browsers and "curl -F" send it: ${why}.`);
+}
+
+/** Refuses a part. The argument completes "part 1 …". */
+type FailPart = (why: string) => never;
 
 /**
  * The field of a part. A file becomes an attachment, as a data URI; the backend ends its file name at a semicolon.
  * A file as `number` or `recipients` is refused: the message would go to nobody.
  */
-function readPart(part: string): Pair {
-  const { lines = '', content = '' } = (PART.exec(part) ?? failMultipart()).groups!;
-  const head = Buffer.from(lines, 'latin1').toString();
+function readPart(part: string, fail: FailPart): Pair {
+  const { lines = '', content = '' } = PART.exec(part)?.groups ?? fail('has no headers, or no empty line after them');
+  const headBytes = Buffer.from(lines, 'latin1');
+  // Apache's HttpClient writes a file's name in Latin-1.
+  const head = isUtf8(headBytes) ? headBytes.toString() : lines;
   const bytes = Buffer.from(content, 'latin1');
-  const headers = head.split('\r\n').map((line) => PART_LINE.exec(line)?.[1]?.toLowerCase() ?? failMultipart());
-  if (new Set(headers).size < headers.length) failMultipart(); // one is given twice
-  const found = (DISPOSITION.exec(head) ?? failMultipart()).groups!;
-  const name = found.name!.replaceAll('"', '');
-  const file = found.extended === undefined ? found.file?.replaceAll('"', '') : decodeExtended(found.extended);
+  const headers = head.split('\r\n').map((line) => {
+    return /^([\w-]+):/.exec(line)?.[1]?.toLowerCase() ?? fail('has a line that is no header');
+  });
+  if (new Set(headers).size < headers.length) fail('has a header twice');
+  if (ENCODED_PART.test(head)) fail('is encoded (base64, for example) or a form itself; send its bytes as they are');
+  const { name, file } = readDisposition(head, fail);
   const [, partType = ''] = /^content-type:[ \t]*(.*)$/im.exec(head) ?? [];
   if (plainName(name) === 'auth') return [name, '']; // a file, too, must not become an attachment
-  if (file === undefined) return [name, textOf(toUtf8(bytes, partType))];
+  if (head === lines && /[^ -~]/.test(name)) fail('has a name that is not UTF-8');
+  if (file === undefined) return [name, textOf(toUtf8(bytes, partType), fail)];
   if (isNeverDropped(name) && !/^base64/.test(name)) throw badField(nameToShow(name), 'must be text, not a file');
   const [type = 'application/octet-stream'] = /^[\w.+/-]+/.exec(partType) ?? [];
-  const fileName = file.replace(/^.*[/\\]/s, '').replace(/[;,\p{Cc}]/gu, '_');
+  const fileName = file.replace(/^.*[/\\]/s, '').replace(/[;\p{Cc}]/gu, '_');
   const meta = `data:${type};${fileName && `filename=${fileName};`}base64,`;
   return ['base64_attachments', bytes.length > 0 ? meta + bytes.toString('base64') : ''];
 }
 
+/**
+ * The name of a field, and of its file, if it has one, from its Content-Disposition. Of a file, all other parameters are
+ * ignored. They come in any order: Jersey writes the name last, after the date of the file.
+ */
+function readDisposition(head: string, fail: FailPart) {
+  const { parameters = '' } = /^content-disposition: *form-data(?<parameters> *;.*)$/im.exec(head)?.groups ??
+    fail('has no "Content-Disposition: form-data" with a name');
+  const text = parameters.replace(/[ \t]+$/, '');
+  const found = new Map<string, string>();
+  PARAMETER.lastIndex = 0;
+  while (PARAMETER.lastIndex < text.length) {
+    const { key = '', value = '' } = PARAMETER.exec(text)?.groups ??
+      fail('has a Content-Disposition that cannot be read');
+    const name = key.toLowerCase();
+    if (found.has(name) || name === 'name*') fail('has a parameter twice, or "name*"');
+    found.set(name, value);
+  }
+  const written = FIELD_NAME.exec(found.get('name') ?? '')?.[0] ??
+    fail('has no name, or one with a quote, "\\" or "%"');
+  const [plain, extended] = [found.get('filename'), found.get('filename*')];
+  const isFile = (plain ?? extended) !== undefined;
+  if (!isFile && found.size > 1) fail('has more than a name, but is no file'); // programs could see another name
+  const file = extended === undefined ? plain && unquote(plain) : decodeExtended(unquote(extended), fail);
+  return { name: written.replaceAll('"', ''), file };
+}
+
+/** A value without its quotes, and without the backslash before a quote in it. */
+function unquote(value: string) {
+  return value.replace(/^"|"$/g, '').replaceAll('\\"', '"');
+}
+
 /** The name of a file in the value of "filename*". */
-function decodeExtended(value: string) {
-  const { charset = '', name = '' } = (EXTENDED.exec(value) ?? failMultipart()).groups!;
-  return textOf(recode(unescapeBytes(name, /%../g), charset));
+function decodeExtended(value: string, fail: FailPart) {
+  const { charset = '', name = '' } = EXTENDED.exec(value)?.groups ?? fail('has a "filename*" that cannot be decoded');
+  return textOf(recode(unescapeBytes(name, /%../g), charset), fail);
 }
 
 /** The text of bytes in UTF-8. */
-function textOf(bytes: Buffer) {
-  return isUtf8(bytes) ? bytes.toString() : failMultipart();
-}
-
-function failMultipart(): never {
-  throw badJson('The body is not a multipart form as browsers and "curl -F" send it.');
+function textOf(bytes: Buffer, fail: FailPart) {
+  return isUtf8(bytes) ? bytes.toString() : fail('is not UTF-8; declare its charset');
 }
 
 /** The payload of an HTML form or of a query. */
@@ -3111,6 +3166,9 @@ function looksLikeForm({ message: template }: Token, text: string) {
     const plain = plainName(name);
     return known.has(name) || plain === 'auth' || NEVER_DROPPED.test(plain);
   };
+  // A link begins a text: no encoder leaves such a character in a name.
+  const [first = ''] = /^[^\s=&]*(?==)/.exec(text) ?? [];
+  if (/[:/?]/.test(first)) return false;
   // "number = 5" begins a text: no encoder writes white space.
   const pairs = text.replace(/^number\s+=/i, '').split('&').filter((pair) => pair.includes('='));
   return [...new URLSearchParams(escapePercent(pairs.join('&'))).keys()].some(showsForm);
@@ -3329,8 +3387,6 @@ interface Tag {
   readonly name: string;
   /** The parts of the name. An empty part, before or after a leading dot, is the innermost context itself. */
   readonly path: readonly string[];
-  /** Whether it is a variable outside of sections. */
-  readonly isOutside: boolean;
   /** The content of a section: texts and tags. */
   readonly nodes: (string | Tag)[];
 }
@@ -3361,7 +3417,7 @@ class Template {
    */
   constructor(text: string) {
     this.hasForeignTags = /\{%|\$\{|(?<!\{)\{[\w.]+\}(?!\})/.test(text);
-    this.#root = { text, at: 0, sigil: '', name: '', path: [], isOutside: false, nodes: [] };
+    this.#root = { text, at: 0, sigil: '', name: '', path: [], nodes: [] };
     const open = [this.#root];
     let from = 0;
     for (const { 0: whole, groups, index: at } of text.matchAll(TAG)) {
@@ -3376,11 +3432,10 @@ class Template {
       from = isAlone ? lineEnd : end;
       if (sigil === '!') continue;
       const name = (triple ?? inner).trim();
-      const isOutside = open.length === 1 && !/[#^]/.test(sigil);
-      const tag: Tag = { text: whole, at, sigil, name, path: name.split('.'), isOutside, nodes: [] };
+      const tag: Tag = { text: whole, at, sigil, name, path: name.split('.'), nodes: [] };
       const mistake = mistakeInTag(tag, open);
       if (mistake) failTemplate(text, at, mistake);
-      this.hasVariables ||= tag.isOutside;
+      this.hasVariables ||= open.length === 1 && !/[#^]/.test(sigil);
       if (sigil === '/') open.pop();
       else nodes.push(tag);
       if (/[#^]/.test(sigil)) open.push(tag);
@@ -3393,8 +3448,8 @@ class Template {
   }
 
   /**
-   * The text for some data, and whether any variable outside of sections was found in the data. A text that becomes too
-   * long or takes too many steps is cut, and ends with an ellipsis.
+   * The text for some data, and whether any variable was found in the data. A text that becomes too long or takes too
+   * many steps is cut, and ends with an ellipsis.
    * @param data as JSON.parse returns it.
    */
   render(data: unknown) {
@@ -3420,7 +3475,7 @@ class Template {
       // the value of the part before it.
       const owner = contexts.findLast((context) => memberOf(context, tag.path[0]!) !== undefined);
       const value = tag.path.reduce(memberOf, owner);
-      hasFound ||= tag.isOutside && value !== undefined;
+      hasFound ||= !/[#^]/.test(tag.sigil) && value !== undefined;
       // A section is rendered for each element of a list. For any other value it is rendered once, but not for null,
       // '', false and 0.
       const items = Array.isArray(value) ? value : [value].filter(Boolean);

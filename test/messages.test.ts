@@ -381,10 +381,13 @@ suite('messages', SIDE_BY_SIDE, () => {
     POST /v1/groups/${FROM} | {"name":"x","members":[" 15550100003"]} ;; POST /v1/reactions/${FROM} | {"recipient":" 15550100003","reaction":"x"}`;
 
   // With these templates a webhook that changed its shape was 201, and nobody noticed for weeks.
-  table('a template that has variables outside of sections and finds none of them is 400', hook())`
+  table(
+    'a template that has variables outside of sections and finds none of its names, in sections either, is 400',
+    hook(),
+  )`
     * bearer → 400 bad_field | reason=no_message | "The token's template finds nothing in this body"
     @ {"message":"Alerts for {{receiver}}"} | {"alerts":[]} ;; @ {"message":"Alerts for {{receiver}}"} | 'hello world' ;; @ {"message":"{{a}}: {{b}}"} | {"foo":"bar"}
-    @ {"message":"{{a}}: {{#b}}{{c}}{{/b}}{{^d}}{{e}}{{/d}}"} | {"b":{"c":1},"e":1} ;; @ {"message":"{{a.b}}!"} | {"a":{"c":1}}
+    @ {"message":"{{a}}: {{#b}}{{c}}{{/b}}{{^d}}{{e}}{{/d}}"} | {"b":{"d":1},"d":1} ;; @ {"message":"{{a}}: {{#b}}x{{/b}}"} | {"b":1} ;; @ {"message":"{{a.b}}!"} | {"a":{"c":1}}
     @ {"message":"{{#who}}{{.}}{{/who}}"} | 'hello' ;; @ {"message":"{{a}}!"} | {"base64_attachments":["QUJD"]} ;; @ {"message":"{{a}}!"} | {"b":"c","base64_attachments":["QUJD"]}
     * @ {"message":"Alerts for {{receiver}}"} | bearer → 400 bad_field | reason=no_message
     {} ;; ''
@@ -393,6 +396,10 @@ suite('messages', SIDE_BY_SIDE, () => {
     @ {"message":"Rang"} | 'hello' → {"message":"Rang"} ;; @ {"message":"{{^alerts}}none{{/alerts}}"} | {"x":1} → {"message":"none"}
     @ {"message":"{{a}}: {{b}}"} | {"a":""} → {"message":": "} ;; @ {"message":"{{a}}: {{b}}"} | {"b":null} → {"message":": "} ;; @ {"message":"> {{.}}"} | {"x":1} → {"message":"> {\"x\":1}"}
     @ {"message":"{{#b}}{{c}}{{/b}}: {{^a}}{{message}}{{/a}}"} | {"b":{"c":1}} → {"message":"1: "} ;; @ {"message":"x{{^a}}{{message}}{{/a}}"} | 'hello' → {"message":"xhello"}
+    # A name within a section is one of its names.
+    @ {"message":"{{#alerts}}{{status}}{{/alerts}} {{footer}}"} | {"alerts":[{"status":"firing"}]} → {"message":"firing "}
+    @ {"message":"{{event}}{{^event}}{{notification_type}}{{/event}}"} | {"notification_type":"TEST"} → {"message":"TEST"}
+    @ {"message":"{{a}}: {{#b}}{{#c}}{{d}}{{/c}}{{/b}}"} | {"b":{},"c":1,"d":2} → {"message":": 2"}
     # Text that needs no name is always sent.
     @ {"message":"Rang{{#who}} by {{who}}{{/who}}"} | 'hello' → {"message":"Rang"} ;; @ {"message":"{{^alerts}}none{{/alerts}}"} | {"message":"x"} → {"message":"none"}`;
 

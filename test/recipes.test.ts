@@ -178,7 +178,7 @@ suite('recipes', SIDE_BY_SIDE, () => {
   }
 
   recipe('Shell and cron', 'bearer', [
-    ...['Backup done: 5 files\n', /^total (?:\P{Cc}|\n)*snap\.jpg\n/u, 'Backup done: 5 files', 'Front door'],
+    ...['Backup done: 5 files\n', /^total (?:\P{Cc}|\n)*snap\.jpg\n/u, 'Front door', 'Backup done: 5 files'],
     ...['Backup done: 5 files', /^\S+: "sh -c printf [^]* exit 3" exited with 3\nout\nerr\n$/],
     /^\S+: "\S+\/restic backup \/home" exited with 3\nno space left\n$/,
   ], async ([, lines, report, crontab], { dir }) => {

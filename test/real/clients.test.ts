@@ -13,9 +13,10 @@ real('curl delivers exactly once, and exits with 22 on a refusal', CURL, async (
   // As in docs/webhooks.md, Shell and cron.
   const { wrong } = await deliversOnce(t, 'Backup done: 5 files\n', (address, token) => {
     const lines = ['fail', 'silent', 'show-error', 'output = "/dev/null"', 'max-time = 180'];
-    const headers = [`header = "Authorization: Bearer ${token}"`, 'header = "Content-Type: text/plain"'];
-    const file = write('signal-send', [`url = "http://${address}/v2/send"`, ...headers, ...lines, ''].join('\n'));
-    return run(join(dir, 'usr/bin/curl'), ['-K', file, '--data-binary', '@-'], { input: 'Backup done: 5 files\n' });
+    const header = `header = "Authorization: Bearer ${token}"`;
+    const file = write('signal-send', [`url = "http://${address}/v2/send"`, header, ...lines, ''].join('\n'));
+    const args = ['-K', file, '-H', 'Content-Type:text/plain', '--data-binary', '@-'];
+    return run(join(dir, 'usr/bin/curl'), args, { input: 'Backup done: 5 files\n' });
   });
   assert.equal(wrong.code, 22);
   assert.match(wrong.output, /401/);
