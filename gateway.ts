@@ -1518,6 +1518,8 @@ class Exchange {
   heldBytes = 0;
   /** How many bytes of an incomplete large body the backend has. */
   uploadBytes = 0;
+  /** Set once a field of its body was checked. */
+  allowedBy: AllowedBy | undefined;
   /** When the head of the response arrived, by performance.now(). */
   answeredMs = 0;
   /**
@@ -1888,15 +1890,27 @@ const NO_LONGER_ALLOWED = 'no_longer_allowed';
 
 /** The problem if the rules that are now in force refuse a request which earlier ones let in. */
 function refusalOfStale(exchange: Exchange) {
-  const { core, token: former, credential, target, client } = exchange;
+  const { core, token: former, credential, target, client, allowedBy } = exchange;
   const { rules } = core;
   if (!former) return undefined; // not let in yet
-  const token = rules.anonymous ?? rules.tokens.get(former.digest);
+  const token = tokenInForce(exchange);
   if (!token || (token !== rules.anonymous && faultOfToken(token, credential!, core.now()))) {
     return new Problem('unauthorized', NO_LONGER_ALLOWED);
   }
-  const refusal = refusalOfBrowser(rules, exchange) ?? refusalOfEndpoint(token, target!, client);
+  const refusal = refusalOfBrowser(rules, exchange) ?? refusalOfEndpoint(token, target!, client) ??
+    refusalOfNarrowed(token, allowedBy);
   return refusal && new Problem(refusal.code, NO_LONGER_ALLOWED, refusal.details);
+}
+
+/** The problem if an entry by which a body was allowed is no longer on the token's list. */
+function refusalOfNarrowed({ senders, recipients }: Token, allowedBy: AllowedBy | undefined) {
+  const isGone = (list: ReadonlySet<string>) => (entry: string) =>
+    !list.has(entry) && !(entry.startsWith('group.') && list.has('group.*'));
+  if (senders && [...allowedBy?.senders ?? []].some(isGone(senders))) return new Problem('sender_not_allowed');
+  if (recipients && [...allowedBy?.recipients ?? []].some(isGone(recipients))) {
+    return new Problem('recipient_not_allowed');
+  }
+  return undefined;
 }
 
 /**
@@ -2651,7 +2665,7 @@ class RequestBody {
       throw badJson(this.#notAnObject.message + advice);
     }
     scan.defers = false;
-    checkSomeFields(this.#exchange.token!, route, scan.takeFields());
+    checkFieldsOf(this.#exchange, scan.takeFields());
     const isEmpty = this.#exchange.bytesIn === 0;
     if (isEmpty && declares(route, 'body')) {
       throw badJson(`The body is empty. ${EMPTY_ADVICE}`);
@@ -2673,14 +2687,13 @@ class RequestBody {
    */
   async *chunks(beforeEnd: () => Promise<void>) {
     const scan = this.#scan!;
-    const { token, target } = this.#exchange;
     while (!this.#isComplete) {
       if (!scan.isEnded) yield* this.#chunksRead.splice(0);
       const chunk = await this.#next();
       nudgeGarbageCollector(chunk);
       scan.write(chunk);
       if (this.#isComplete) scan.end();
-      checkSomeFields(token!, target!.route, scan.takeFields());
+      checkFieldsOf(this.#exchange, scan.takeFields());
       // The empty chunk at the end of a chunked body is left out: writing it could end the request to the backend.
       if (chunk.length > 0) gatherChunk(this.#chunksRead, chunk);
     }
@@ -2865,7 +2878,9 @@ async function readMessage(exchange: Exchange, body: RequestBody) {
     // A client that repeats its token in the text, as in "Door 1\n@auth=TOKEN", would show it to everyone who reads it.
     const secret = exchange.credential?.secret;
     if (secret && String(message.message ?? '').includes(secret)) throw badField('message', 'contains the API token');
-    return checkMessage(token, message);
+    const { bytes, fields } = scanMessage(message);
+    checkFieldsOf(exchange, fields);
+    return bytes;
   };
   const isLong = content !== undefined && content.length > HEAD_LIMIT_BYTES;
   const bytes = isLong ? await runInTurn(exchange, build) : build();
@@ -3345,13 +3360,16 @@ function isBlank(value: unknown) {
   return typeof value === 'string' ? value.trim() === '' : Array.isArray(value) && value.length === 0;
 }
 
-/**
- * Checks a message as if a client had sent it.
- * @returns the body for the backend.
- */
-function checkMessage(token: Token, message: object) {
+/** A message as the body for the backend, and its fields, to be checked as if a client had sent it. */
+function scanMessage(message: object) {
   const bytes = Buffer.from(JSON.stringify(message));
-  checkSomeFields(token, SEND_ROUTE, BodyScan.fieldsOf(bytes));
+  return { bytes, fields: BodyScan.fieldsOf(bytes) };
+}
+
+/** Checks a message as if a client had sent it. @returns the body for the backend. */
+function checkMessage(token: Token, message: object) {
+  const { bytes, fields } = scanMessage(message);
+  checkSomeFields(token, SEND_ROUTE, fields);
   return bytes;
 }
 
@@ -3653,10 +3671,35 @@ interface OtherField {
 }
 
 /**
+ * The entries of the lists by which the account and the recipients of a body were allowed; `*` where there was no list. A
+ * reload may take an entry away.
+ */
+type AllowedBy = Record<'senders' | 'recipients', Set<string>>;
+
+/** Checks fields of a request's body, by the rules that are in force: it may have begun under others. */
+function checkFieldsOf(exchange: Exchange, fields: readonly (Field | OtherField)[]) {
+  if (fields.length === 0) return;
+  const allowedBy = exchange.allowedBy ??= { senders: new Set(), recipients: new Set() };
+  const token = tokenInForce(exchange) ?? exchange.token!;
+  checkSomeFields(token, exchange.target!.route, fields, allowedBy);
+}
+
+/** The token of a request as the rules that are in force have it, if they do. */
+function tokenInForce({ core: { rules }, token }: Exchange) {
+  return rules.anonymous ?? rules.tokens.get(token!.digest);
+}
+
+/**
  * Checks the fields that were found since the last call: each first for what no token may send, then by the token's
  * senders and recipients. A large body comes in several calls, so a rule about a whole body cannot be here.
+ * @param allowedBy gets the entries of the token's lists that allow them.
  */
-function checkSomeFields(token: Token, route: Route | undefined, fields: readonly (Field | OtherField)[]) {
+function checkSomeFields(
+  token: Token,
+  route: Route | undefined,
+  fields: readonly (Field | OtherField)[],
+  allowedBy?: AllowedBy,
+) {
   const isSend = route?.group === 'send';
   for (const field of fields) {
     if (field.key === 'other') {
@@ -3669,6 +3712,7 @@ function checkSomeFields(token: Token, route: Route | undefined, fields: readonl
     if (value === undefined && isSend && token.senders) {
       throw badField(key, 'must name the sending account, because this token may not use all of them');
     }
+    if (role === 'sender') allowedBy?.senders.add(token.senders && value ? value : '*');
     // The backend ignores an empty `recipient`.
     if (value === undefined || (isSend && key === 'recipient' && value === '')) continue;
     const isRecipient = role === 'recipient' || role === 'member';
@@ -3681,8 +3725,10 @@ function checkSomeFields(token: Token, route: Route | undefined, fields: readonl
     if (role === 'sender' && token.senders?.has(value) === false) {
       throw withDetail('sender_not_allowed', `${PROBLEMS.sender_not_allowed[1]}${hintForNumber(value)}`);
     }
-    const refusal = isRecipient && refusalOfRecipient(token, value);
+    if (!isRecipient) continue;
+    const refusal = refusalOfRecipient(token, value);
     if (refusal) throw refusal;
+    allowedBy?.recipients.add(!token.recipients ? '*' : token.recipients.has(value) ? value : 'group.*');
   }
 }
 

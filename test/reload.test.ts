@@ -24,10 +24,23 @@ import { NO_TOKENS, tokens } from './configs.ts';
 import { type Change, changedSource, fileWith, folder, mistakesIn } from './files.ts';
 import { createGateway, FILE } from './gateway.ts';
 import { SIDE_BY_SIDE, test, type TestContext } from './guard.ts';
-import { arrived, LARGE, listened, settled, statusFor } from './held.ts';
+import { answerAll, arrived, beginLarge, LARGE, listened, send, settled, startHeld, statusFor } from './held.ts';
 import { holdIntervals } from './intervals.ts';
 import { isNode } from './runtime.ts';
-import { AS_OTHER, BEARER, FROM, MESSAGE, OTHER, post, SECRET, SECRETS, TO } from './samples.ts';
+import {
+  AS_OTHER,
+  BEARER,
+  DEFAULTS,
+  FROM,
+  GROUP,
+  MESSAGE,
+  OTHER,
+  post,
+  SECRET,
+  SECRETS,
+  THIRD,
+  TO,
+} from './samples.ts';
 import { AS_IT_IS, cli, type Program, start, startBoth, startGateway, startHolding, startProcess } from './start.ts';
 
 suite('reload', SIDE_BY_SIDE, () => {
@@ -411,6 +424,68 @@ suite('what runs ends with its token', SIDE_BY_SIDE, () => {
       [201, undefined],
     ]);
     assert.deepEqual(arrived(backend), ['at the backend']);
+  });
+
+  const lists = (senders: string[], recipients: string[]): TokenConfig => ({ senders, recipients });
+
+  /** What a token may at first, what a reload leaves it, and what becomes of its sends from FROM to TO. */
+  const NARROWED: [before: TokenConfig, after: TokenConfig, status: number, code?: string][] = [
+    [lists([FROM], [TO, THIRD]), lists([FROM], [THIRD]), 403, 'recipient_not_allowed'],
+    [lists([FROM, THIRD], [TO]), lists([THIRD], [TO]), 403, 'sender_not_allowed'],
+    [lists([FROM], [TO, THIRD]), lists([FROM], [TO, GROUP]), 201],
+    [lists([FROM], [TO]), {}, 201],
+    [{}, lists([FROM], [TO]), 403, 'sender_not_allowed'],
+    [{}, { recipients: [TO] }, 403, 'recipient_not_allowed'],
+    [{ defaults: DEFAULTS }, { defaults: { ...DEFAULTS, recipients: [THIRD] } }, 403, 'recipient_not_allowed'],
+    [{ defaults: DEFAULTS }, { defaults: DEFAULTS, recipients: [TO, THIRD] }, 201],
+  ];
+
+  test('lists that a reload narrows count for a send that waits, and for one whose end has not come; what they still allow is sent', async (t) => {
+    for (const [before, after, status, code] of NARROWED) {
+      const { backend, gateway } = await startHeld(t, 1);
+      const use = (token: TokenConfig): void =>
+        gateway.reload({ ...tokens(token, {}), backend: { url: backend.url, wait: '0', parallel: 1, timeout: '1h' } });
+      use(before);
+      const first = send(gateway, 'holds the slot', OTHER);
+      await until(() => backend.acting === 1);
+      const waiting = send(gateway, 'waits');
+      const upload = before.defaults ? undefined : await beginLarge(gateway, backend);
+      for (let i = 0; i < 3; i++) await settled(gateway);
+      use(after);
+      upload?.end('}');
+      const results = Promise.all([waiting, upload && statusFor(upload)]);
+      await answerAll(backend, [first]);
+      for (let i = upload ? 2 : 1; status === 201 && i > 0; i--) {
+        await until(() => backend.acting > 0);
+        backend.answer();
+      }
+      const [small, large = status] = await results;
+      assert.deepEqual([small.status, small.json.code, large], [status, code, status], JSON.stringify([before, after]));
+      const isThere = status === 201 ? ['holds the slot', 'waits', ...upload ? ['large'] : []] : ['holds the slot'];
+      assert.deepEqual(arrived(backend).sort(), isThere.sort());
+    }
+  });
+
+  test('attack: name a recipient or an account in an upload after a reload has taken it from the list', async (t) => {
+    for (
+      const [path, end] of [['/v2/send', `"recipients":["${TO}"]}`], [
+        '/v1/polls/' + FROM,
+        `"recipient":"${TO}"}`,
+      ]] as const
+    ) {
+      const { backend, gateway } = await startBoth(t, { ...tokens(lists([FROM], [TO, THIRD])), allow: ['messaging'] });
+      const body = `{"number":"${FROM}","question":"${'x'.repeat(100_000)}",${end}`.replace(
+        /question/,
+        path === '/v2/send' ? 'message' : '$&',
+      );
+      const upload = listened(beginSend(gateway, { ...BEARER, 'content-length': body.length }, path));
+      upload.write(body.slice(0, 90_000));
+      await until(() => backend.seen.length === 1, 'the head of the upload');
+      gateway.reload({ ...tokens(lists([FROM], [THIRD])), allow: ['messaging'] });
+      upload.end(body.slice(90_000));
+      assert.equal(await statusFor(upload), 403);
+      assert.deepEqual([arrived(backend), backend.sent], [[], []]);
+    }
   });
 
   test('attack: begin a send with `auth` in its body, and end it after the token is removed', async (t) => {
