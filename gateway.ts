@@ -3010,8 +3010,8 @@ function unescapeBytes(text: string, escape: RegExp) {
  */
 function readJson(json: Buffer) {
   const { value: payload, repeated } = parseJson(json);
-  const lost = repeated.find(isNeverDropped);
-  if (lost !== undefined) throw badField(nameToShow(lost), 'may be given only once');
+  const lost = repeated.find(({ key }) => isNeverDropped(key));
+  if (lost) throw badField(nameToShow(lost.key), 'may be given only once');
   removeCredentials(payload);
   return payload;
 }
@@ -3849,10 +3849,10 @@ const AFTER_BARE = pairTable(/[^0-9a-z.E+-]/);
 /** The keys that matter. */
 const KEYS = new Set<string>(Object.keys(KEY_ROLES));
 
-/** Where a key stands in a document: from its opening quote to its colon. */
-interface KeyPlace {
-  readonly begin: number;
-  readonly end: number;
+/** A key that its object has already, and where its second string begins. */
+interface RepeatedKey {
+  readonly key: string;
+  readonly atByte: number;
 }
 
 /** An open object or array. The outermost scope is the document itself. */
@@ -3862,6 +3862,7 @@ interface Scope {
   readonly close: string; // the bracket that closes the scope
   key: BodyKey | undefined; // the latest key, if it is checked; in an array, the key of the array
   object: string; // the latest key of the body, if OBJECT_FIELDS has it, or else ''; in an array, that of the array
+  keys: Set<string> | undefined; // all keys of an object, for `repeatedKeys`
 }
 
 /**
@@ -3919,7 +3920,7 @@ class BodyScan {
 
   #state = this.#readStructure; // returns where the next state begins
   #expected = this.#readValue; // reads the next byte that is not white space
-  #scope: Scope = { outer: undefined, depth: 0, close: '', key: undefined, object: '' };
+  #scope: Scope = { outer: undefined, depth: 0, close: '', key: undefined, object: '', keys: undefined };
   #text: string | undefined; // with its escapes, one character per byte
   #escape = ''; // the incomplete escape, without its backslash
   #restBytes = 0; // how much white space follows the end
@@ -3928,11 +3929,9 @@ class BodyScan {
   #offset = 0; // where in the document the chunk begins
   #utf8Tail: Buffer | undefined; // the beginning of a character that the next chunk completes
 
-  // What `keysOf` notes of a document in one chunk. A document that streams may be too long for such lists.
-  #escapedKeys: KeyPlace[] | undefined;
-  #repeatedKeys: string[] = [];
-  #keyBegin = 0; // where in the chunk the latest key begins
-  #hasEscape = false; // whether there was an escape since then
+  #keysDepth = 0; // for `repeatedKeys`: down to which depth keys are compared; a document that streams may be too long
+  readonly #repeated: RepeatedKey[] = [];
+  #keyBegin = 0; // where in the document the latest key begins
 
   /** The fields of a whole document. */
   static fieldsOf(document: Buffer) {
@@ -3943,16 +3942,17 @@ class BodyScan {
   }
 
   /**
-   * Checks the syntax of a whole document. No key matters in it, and it is not changed.
-   * @returns where it has keys with an escape, at every depth, and which keys its top level repeats. Of a key that is
+   * Checks the syntax of a whole document before JSON.parse reads it. No key matters in it, and it is not changed.
+   * @param depth down to which keys are compared.
+   * @returns the keys that are repeated in their object, of which JSON.parse would drop the first. Of a key that is
    *   longer than TEXT_LIMIT_BYTES, only the beginning is compared.
    */
-  static keysOf(document: Buffer) {
+  static repeatedKeys(document: Buffer, depth: number) {
     const scan = new BodyScan();
-    const escaped: KeyPlace[] = scan.#escapedKeys = [];
+    scan.#keysDepth = depth;
     scan.write(document);
     scan.end();
-    return { escaped, repeated: scan.#repeatedKeys };
+    return scan.#repeated;
   }
 
   /** The fields found since the last call. */
@@ -4050,13 +4050,9 @@ class BodyScan {
     // An array's elements belong to the array's key. The literal has no spread, so that all scopes have one shape in
     // V8: with a spread, a document of brackets took twice the time.
     const isArray = char === '[';
-    this.#scope = {
-      outer,
-      depth,
-      close: isArray ? ']' : '}',
-      key: isArray ? outer.key : undefined,
-      object: isArray ? outer.object : '',
-    };
+    const keys = !isArray && depth <= this.#keysDepth ? new Set<string>() : undefined;
+    const close = isArray ? ']' : '}';
+    this.#scope = { outer, depth, close, key: isArray ? outer.key : undefined, object: isArray ? outer.object : '', keys };
     this.#expected = this.#readFirst;
   }
 
@@ -4071,18 +4067,16 @@ class BodyScan {
     if (char === this.#scope.close) this.#fail(i, `there may be no comma before "${char}"`);
     if (this.#scope.close === ']') return this.#readValue(i, char);
     if (char !== '"') this.#fail(i, 'expected a key in double quotes');
-    const { depth, outer } = this.#scope;
+    const { depth, outer, keys } = this.#scope;
     this.#scope.key = undefined;
     this.#scope.object = '';
-    this.#keyBegin = i;
-    this.#hasEscape = false;
+    this.#keyBegin = this.#offset + i;
     this.#expected = this.#readColon;
-    this.#beginString(depth === 1 || outer!.object !== '');
+    this.#beginString(keys !== undefined || depth === 1 || outer!.object !== '');
   }
 
   #readColon(i: number, char: string) {
     if (char !== ':') this.#fail(i, 'expected a colon');
-    if (this.#hasEscape) this.#escapedKeys?.push({ begin: this.#keyBegin, end: i });
     this.#expected = this.#readValue;
   }
 
@@ -4162,7 +4156,11 @@ class BodyScan {
     if (!ESCAPE.test(escape)) this.#fail(i, escape[1] ? 'expected four hexadecimal digits' : 'an unknown escape');
     if (escape[0] === 'u' && escape.length < 5) return i + 1;
     this.#escape = '';
-    this.#hasEscape = true;
+    // UNTIL V8 tells keys apart: once Node 24.21, 26.10 or Deno 2.9 has parsed a key that contains a backslash
+    // (`"priorit\\"`), it reads a key with an escape (`"priorit\u00e9"`) as that key, until the process ends. So no
+    // document that JSON.parse reads has such a key (findings/v8-json-key-read-as-earlier-key.sh).
+    const isKey = this.#keysDepth > 0 && this.#expected === this.#readColon;
+    if (isKey && /^(?:\\|u005c)$/i.test(escape)) this.#fail(i, 'a key may not contain a backslash');
     if (this.#text !== undefined) {
       this.#state = this.#readCollected;
       this.#collect(`\\${escape}`);
@@ -4189,9 +4187,6 @@ class BodyScan {
       return this.#refuse(`may not be longer than ${TEXT_LIMIT_BYTES} bytes`);
     }
     // Most texts are ASCII without an escape: from the space to "~", without the backslash.
-    // UNTIL V8 tells keys apart: a key is parsed here as a single string, not within an object. After Node 24.21 or
-    // 26.10 has parsed {"k\\":0}, it reads the key of {"k\"":0} as the same key
-    // (findings/v8-json-key-read-as-earlier-key.sh).
     const isPlain = /^[ -[\]-~]*$/.test(text);
     const value = isPlain ? text : JSON.parse(`"${Buffer.from(text, 'latin1').toString()}"`) as string;
     this.#text = undefined;
@@ -4203,10 +4198,10 @@ class BodyScan {
 
   /** Notes a key of the body, or of an object that OBJECT_FIELDS has, or one that is repeated. */
   #endKey(name: string) {
-    if (this.#escapedKeys) {
-      if (this.#seen.has(name)) this.#repeatedKeys.push(name);
-      this.#seen.add(name);
-      return;
+    const { keys } = this.#scope;
+    if (keys) {
+      if (keys.has(name)) this.#repeated.push({ key: name, atByte: this.#keyBegin });
+      return void keys.add(name);
     }
     const key = foldKey(name) as BodyKey;
     const within = this.#scope.outer!.object; // '' for the body itself
@@ -5512,17 +5507,18 @@ const PLAIN_SECRET = /"secret":"(?!sha256:)|"tokens":"|"url":"[^"/]*\/\/[^"/]*@/
 /**
  * Notes the settings of a file. An unreadable file is a mistake, because without its tokens the gateway might be open.
  */
-function noteFile(sources: Sources, file: string, given?: string) {
+function noteFile(sources: Sources, path: string, given?: string) {
   const missing = '; correct the path, or make the file with "add NAME RECIPIENT…"';
-  const text = given ?? sources.collect('configuration', () => readFile(file, missing));
+  const text = given ?? sources.collect('configuration', () => readFile(path, missing));
   if (text === undefined) return;
-  sources.readFrom.push(`the file ${resolve(file)}`);
-  const at = showPath(file);
-  const config = sources.collect(at, () => parseFile(text));
-  if (config === undefined) return;
+  sources.readFrom.push(`the file ${resolve(path)}`);
+  const at = showPath(path);
+  const file = sources.collect(at, () => parseFile(text));
+  if (file === undefined) return;
+  const { config, mistakes } = file;
   sources.collect('the configuration', () => noteObject(sources, config));
-  for (const mistake of mistakesInKeys(text)) sources.add(at, mistake);
-  const mode = statSync(file, { throwIfNoEntry: false })?.mode ?? 0;
+  for (const mistake of mistakes) sources.add(at, mistake);
+  const mode = statSync(path, { throwIfNoEntry: false })?.mode ?? 0;
   if (PLAIN_SECRET.test(JSON.stringify(config)) && mode & 0o004) {
     sources.warnings.push(`${at} contains plain secrets and is readable by all users (chmod o-r)`);
   }
@@ -5547,89 +5543,33 @@ function noteObject(sources: Sources, config: unknown, prefix = '') {
 
 /**
  * Parses a configuration file.
+ * @returns its object, and a sentence about each key that is repeated in its object: JSON.parse takes the last value.
  * @throws {UsageError} with the place of the mistake. JSON.parse's message could quote a secret, so BodyScan, which is
  *   as strict, finds the mistake first.
  */
 function parseFile(text: string) {
   const bytes = Buffer.from(text);
-  return attempt(() => parseJson(bytes).value, (error) => {
+  const { value, repeated } = attempt(() => parseJson(bytes, NESTING_LIMIT), (error) => {
     const { why, atByte } = (error as unknown as Problem).details.syntax!;
     // One character shows a quote of a word processor, a comment and YAML.
     const [found] = /^[\p{L}\p{N}\p{P}\p{S}]/u.exec(bytes.toString('utf8', atByte)) ?? [];
     const instead = found && /^(?:expected|it must)/.test(why) ? `; there is ${found}` : '';
     return `is not a JSON object: ${placeAfter(bytes.toString('utf8', 0, atByte))}: ${why}${instead}`;
   });
+  const mistakes = repeated.map(({ key, atByte }) => {
+    const place = placeAfter(bytes.toString('utf8', 0, atByte));
+    return `${place}: ${showValue(key, 'a key')} is given twice in one object; keep one`;
+  });
+  return { config: value, mistakes };
 }
 
 /**
- * Begins what stands for a key while V8 parses the document. No other key begins with it, because UTF-8 has no lone
- * surrogate.
- */
-const STAND_IN = '\ud800';
-
-/**
- * Parses a JSON object, and tells the repeated keys of its top level.
+ * Parses a JSON object, and tells the keys that are repeated in their object, down to a depth.
  * @throws {Problem} bad_json. BodyScan is stricter than JSON.parse: encoding, depth, an object.
  */
-function parseJson(json: Buffer) {
-  const { escaped, repeated } = BodyScan.keysOf(json);
-  // UNTIL V8 tells keys apart: it compares the source of a key, cut at the length of the key, with keys that it has seen.
-  // Once Node 24.21, 26.10 or Deno 2.9 has parsed a key that contains a backslash (`"priorit\\"`), it reads a key with an
-  // escape (`"priorit\u00e9"`) as that key, until the process ends (findings/v8-json-key-read-as-earlier-key.sh).
-  // So V8 sees no escape in a key: the key is written without one, or a number stands for it.
-  const numbers = new Map<string, number>();
-  let text = '';
-  let from = 0;
-  for (const { begin, end } of escaped) {
-    const key = JSON.parse(json.toString('utf8', begin, end)) as string;
-    let source = JSON.stringify(key);
-    if (source.includes('\\')) {
-      if (!numbers.has(key)) numbers.set(key, numbers.size);
-      source = `"${STAND_IN}${numbers.get(key)}"`;
-    }
-    text += json.toString('utf8', from, begin) + source;
-    from = end;
-  }
-  const value = JSON.parse(text + json.toString('utf8', from)) as JsonObject;
-  return { value: numbers.size > 0 ? withKeys(value, [...numbers.keys()]) as JsonObject : value, repeated };
-}
-
-/** A value with the keys for which numbers stand in it. */
-function withKeys(value: unknown, keys: readonly string[]): unknown {
-  if (Array.isArray(value)) return value.map((item) => withKeys(item, keys));
-  if (!isObject(value)) return value;
-  return Object.fromEntries(
-    Object.entries(value).map(([name, member]) => {
-      return [name.startsWith(STAND_IN) ? keys[Number(name.slice(1))]! : name, withKeys(member, keys)];
-    }),
-  );
-}
-
-/**
- * Matches, in valid JSON, each brace and each string, with the colon after a string that is a key. Strings that are
- * values are matched too, so that a brace in them does not count.
- */
-const KEYS_AND_BRACES = /[{}]|("[^"\\]*(?:\\.[^"\\]*)*")(\s*:)?/g;
-
-/** Yields a sentence about each key of a file that is repeated in its object: JSON.parse takes the last value. */
-function* mistakesInKeys(text: string) {
-  const open: Set<string>[] = []; // the keys of each object that is open, the innermost first
-  for (const { 0: token, 1: quoted = '', 2: colon, index } of text.matchAll(KEYS_AND_BRACES)) {
-    if (token === '{') open.unshift(new Set());
-    if (token === '}') open.shift();
-    if (!colon) continue;
-    const keys = open[0]!;
-    const key = decodeKey(quoted);
-    if (keys.has(key)) {
-      yield `${placeAfter(text.slice(0, index))}: ${showValue(key, 'a key')} is given twice in one object; keep one`;
-    }
-    keys.add(key);
-  }
-}
-
-/** The key that a string of JSON stands for. A string alone has no keys that V8 could confuse. */
-function decodeKey(quoted: string) {
-  return quoted.includes('\\') ? JSON.parse(quoted) as string : quoted.slice(1, -1);
+function parseJson(json: Buffer, depth = 1) {
+  const repeated = BodyScan.repeatedKeys(json, depth);
+  return { value: JSON.parse(json.toString()) as JsonObject, repeated };
 }
 
 /** The place where a text ends, as editors count: from 1, and in characters. */
@@ -6630,10 +6570,9 @@ function newFile(env: NodeJS.ProcessEnv, flags: Flags) {
  * @throws {UsageError} if the text is no configuration, or has a token of that name.
  */
 function insertToken(file: string, text: string, name: string, token: TokenConfig) {
-  const config = attempt(() => parseFile(text), ({ message }) => `${showPath(file)}: ${message}`) as JsonObject;
+  const { config, mistakes } = attempt(() => parseFile(text), ({ message }) => `${showPath(file)}: ${message}`);
   // Of "tokens" given twice, only the second would be left.
-  const [mistake] = mistakesInKeys(text);
-  ensure(mistake === undefined, `${showPath(file)}: ${mistake}`);
+  ensure(mistakes.length === 0, `${showPath(file)}: ${mistakes[0]}`);
   const { tokens = {} } = config;
   const advice = 'write it as an object: { "NAME": { "secret": "SECRET" } }';
   ensure(isObject(tokens), `tokens: only an object can get another token; ${advice}`);

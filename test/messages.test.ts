@@ -176,7 +176,7 @@ suite('messages', SIDE_BY_SIDE, () => {
       const last = ['\\u0073":["', '\\u0072":"'][i]!;
       for (const member of [`"${key}\\\\":0`, `"${key}${last}${STRANGER}"${i === 0 ? ']' : ''}`]) {
         const { status, json } = await ask(gateway, { body: `{"key${i}":1,"message":"x",${member}}`, headers: BEARER });
-        assert.ok(status === 201 || /^(?:sender|recipient)_not_allowed$/.test(json.code), `${status} for ${member}`);
+        assert.ok(status === 201 || /^(?:(?:sender|recipient)_not_allowed|bad_json)$/.test(json.code), `${status} for ${member}`);
       }
     }
     for (const sent of backend.sent) assert.deepEqual(sent, { ...DEFAULTS, message: 'x' });
@@ -277,6 +277,7 @@ suite('messages', SIDE_BY_SIDE, () => {
     const file = fileWith(t, { tokens: { hook: { secret: SECRET, ...reading('{{.}}') } } });
     const readAs = async (json: string) => {
       const { code, stdout, stderr } = await cli(['render', 'hook', '--config', file], { input: json });
+      if (/a key may not contain a backslash/.test(stderr)) return undefined;
       assert.equal(code, 0, stderr);
       return JSON.parse(stdout).message; // as text: JSON.parse of the test would confuse the keys, too
     };
@@ -295,7 +296,7 @@ suite('messages', SIDE_BY_SIDE, () => {
           for (const end of [first, second, first]) {
             assert.equal(
               await readAs(text(end)),
-              JSON.stringify(value(end)),
+              key(end).includes('\\') ? undefined : JSON.stringify(value(end)),
               `${first} and ${second} ${depth} levels deep`,
             );
           }
@@ -309,7 +310,7 @@ suite('messages', SIDE_BY_SIDE, () => {
     const other = own.replaceAll('\\u0073', '\\\\');
     const file = fileWith(t, other);
     const problems = problemsOf(() => loadSettings({ file }));
-    assert.deepEqual(problems.map((problem) => problem.replace(/;.*/, '')), ['the configuration[1]: is not a setting']);
+    assert.deepEqual(problems.map((problem) => problem.replace(/;.*/, '')), [`${file}: is not a JSON object: line 1, column 32: a key may not contain a backslash`]);
     const [token] = loadSettings({ file: fileWith(t, own) }).tokens;
     assert.deepEqual(token!.recipients, new Set([TO]));
   });
