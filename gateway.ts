@@ -939,10 +939,7 @@ function makeCore(settings: AtStart, rules: Rules, options: GatewayOptions) {
      * that a Set outgrows, and an old table keeps all later requests alive until a full garbage collection.
      */
     running: [] as Exchange[],
-    /** The requests whose large body is made into a message, one at a time. The first one has its turn. */
-    inTurn: [] as Exchange[],
-    /** By a token's name, when its latest turn ended, by performance.now(). */
-    turnsMs: new Map<string, number>(),
+    turns: new Turns(),
     /** The gate and the slots of the current backend. A request that began before a reload keeps its own. */
     upstream: new Upstream(),
     /** The open WebSockets: the request that opened each, which is rechecked, and a function that closes it. */
@@ -2665,7 +2662,10 @@ class RequestBody {
       throw badJson(this.#notAnObject.message + advice);
     }
     scan.defers = false;
-    checkFieldsOf(this.#exchange, scan.takeFields());
+    const fields = scan.takeFields();
+    const check = () => checkFieldsOf(this.#exchange, fields);
+    if (fields.length <= FREE_FIELDS) check();
+    else await this.#exchange.core.turns.take(this.#exchange, check);
     const isEmpty = this.#exchange.bytesIn === 0;
     if (isEmpty && declares(route, 'body')) {
       throw badJson(`The body is empty. ${EMPTY_ADVICE}`);
@@ -2691,7 +2691,13 @@ class RequestBody {
       if (!scan.isEnded) yield* this.#chunksRead.splice(0);
       const chunk = await this.#next();
       nudgeGarbageCollector(chunk);
-      scan.write(chunk);
+      scan.begin(chunk);
+      if (!scan.proceed(FREE_STEPS)) {
+        await this.#inTurns(() => {
+          checkFieldsOf(this.#exchange, scan.takeFields());
+          return scan.proceed(TURN_STEPS);
+        });
+      }
       if (this.#isComplete) scan.end();
       checkFieldsOf(this.#exchange, scan.takeFields());
       // The empty chunk at the end of a chunked body is left out: writing it could end the request to the backend.
@@ -2747,7 +2753,8 @@ class RequestBody {
         const chunk = await this.#next(HEAD_LIMIT_BYTES - exchange.bytesIn);
         // Scanned first, because `gatherChunk` may copy the chunk, and the copy must not contain the credential.
         try {
-          scan.write(chunk);
+          scan.begin(chunk);
+          if (!scan.proceed(FREE_STEPS)) await this.#inTurns(() => scan.proceed(TURN_STEPS));
         } finally {
           gatherChunk(this.#chunksRead, chunk);
         }
@@ -2759,6 +2766,11 @@ class RequestBody {
       this.#notAnObject = error;
     }
     return scan;
+  }
+
+  /** Repeats a piece of work, each time in a turn of its own, until it returns true. */
+  async #inTurns(piece: () => boolean) {
+    while (!await this.#exchange.core.turns.take(this.#exchange, piece));
   }
 
   /**
@@ -2795,6 +2807,84 @@ class RequestBody {
     this.#isComplete = chunk.length === 0 || exchange.bytesIn === this.length;
     return chunk;
   }
+}
+
+/** A body of at most this size is made into a message at once. */
+const SHORT_BYTES = 1024;
+
+/** How many steps of a chunk are scanned at once: a small send takes a tenth of them. */
+const FREE_STEPS = 1024;
+
+/** How many fields are checked at once. */
+const FREE_FIELDS = 100;
+
+/** How many further steps are one turn. They take about a millisecond. */
+const TURN_STEPS = 4096;
+
+/** How long a turn is that others need no pause after, but one turn of the event loop. */
+const SHORT_TURN_MS = 1;
+
+/**
+ * The processor, as a resource that requests take in turns. Attack: keep everybody waiting with many bodies that are dear
+ * to scan or to make into messages. So such work is done one piece at a time, and after each piece all other requests have
+ * as much time as it took. The next turn is that of the party whose latest one is the longest ago. A token is a party,
+ * and all requests that have no token yet are one.
+ */
+class Turns {
+  #isTaken = false; // also during the pause after a turn
+  #waiting: Turn[] = [];
+  /** By party, the number of its latest turn. */
+  readonly #latest = new Map<string, number>();
+  #count = 0;
+
+  /** Runs a task when it is the request's turn. */
+  async take<T>(exchange: Exchange, task: () => T) {
+    const turn: Turn = { exchange, party: exchange.token?.name ?? '', hasCome: !this.#isTaken };
+    this.#isTaken = true;
+    if (!turn.hasCome) {
+      this.#waiting.push(turn);
+      try {
+        await exchange.waitUntil(() => turn.hasCome, Infinity, 'busy');
+      } catch (error) {
+        if (turn.hasCome) this.#pass();
+        else this.#waiting.splice(this.#waiting.indexOf(turn), 1);
+        throw error;
+      }
+    }
+    this.#latest.set(turn.party, ++this.#count);
+    const sinceMs = performance.now();
+    try {
+      return task();
+    } finally {
+      const tookMs = performance.now() - sinceMs;
+      if (tookMs < SHORT_TURN_MS) setImmediate(() => this.#pass());
+      else setTimeout(() => this.#pass(), tookMs);
+    }
+  }
+
+  /** Gives the turn to the next request. */
+  #pass() {
+    let next: Turn | undefined;
+    let oldest = Infinity;
+    for (const turn of this.#waiting) {
+      const latest = this.#latest.get(turn.party) ?? 0;
+      if (latest >= oldest) continue;
+      next = turn;
+      oldest = latest;
+    }
+    this.#isTaken = next !== undefined;
+    if (!next) return;
+    this.#waiting.splice(this.#waiting.indexOf(next), 1);
+    next.hasCome = true;
+    next.exchange.wake();
+  }
+}
+
+/** A request that wants the processor. */
+interface Turn {
+  readonly exchange: Exchange;
+  readonly party: string;
+  hasCome: boolean;
 }
 
 // #endregion
@@ -2882,8 +2972,8 @@ async function readMessage(exchange: Exchange, body: RequestBody) {
     checkFieldsOf(exchange, fields);
     return bytes;
   };
-  const isLong = content !== undefined && content.length > HEAD_LIMIT_BYTES;
-  const bytes = isLong ? await runInTurn(exchange, build) : build();
+  const isShort = content === undefined || content.length <= SHORT_BYTES;
+  const bytes = isShort ? build() : await exchange.core.turns.take(exchange, build);
   // The longest are made of JSON with numbers such as 1e20, which JSON.stringify writes out: 1 MiB becomes 4.4 MiB.
   body.countHeld(bytes.length);
   return bytes;
@@ -2893,37 +2983,6 @@ async function readMessage(exchange: Exchange, body: RequestBody) {
 const EMPTY_ADVICE =
   'It needs Content-Length or chunked, and a client that repeats a request without its body after a 401 needs a ' +
   'bearer header.';
-
-/**
- * Runs a task that may take the processor for a fraction of a second. Such tasks run one at a time, and after each one
- * the other requests have as much time as it took. Attack: keep everybody waiting with many large bodies at once. The
- * next is one of the token whose latest turn is the longest ago, so that others do not wait for all of them. The first of
- * `inTurn` has its turn, and stays there during the pause after it.
- */
-async function runInTurn<T>(exchange: Exchange, task: () => T) {
-  const { inTurn, turnsMs } = exchange.core;
-  const latestMs = ({ token }: Exchange) => turnsMs.get(token!.name) ?? 0;
-  let tookMs = 0;
-  inTurn.push(exchange);
-  try {
-    await exchange.waitUntil(() => inTurn[0] === exchange, Infinity, 'busy');
-    const sinceMs = performance.now();
-    try {
-      return task();
-    } finally {
-      tookMs = performance.now() - sinceMs;
-    }
-  } finally {
-    setTimeout(() => {
-      const hadTurn = inTurn[0] === exchange;
-      inTurn.splice(inTurn.indexOf(exchange), 1);
-      if (!hadTurn) return; // it was ended while it waited
-      turnsMs.set(exchange.token!.name, performance.now());
-      inTurn.sort((a, b) => latestMs(a) - latestMs(b));
-      inTurn[0]?.wake();
-    }, tookMs);
-  }
-}
 
 const NO_LIST = 'The body is a list; a webhook must be one JSON object, because a template cannot read a list.';
 
@@ -3042,7 +3101,7 @@ const FIELD_NAME = new RegExp(`^(?:${VALUE})$`, 'u');
  * One parameter of a Content-Disposition. A quote ends the value if the next parameter or nothing follows it. Any other one
  * is part of the value, because half of the encoders write `a "b" c.txt` as it is, and the others `a \"b\" c.txt`.
  */
-const PARAMETER = / *; *(?<key>[\w-]+\*?)=(?<value>"(?:[^"\p{Cc}]|"(?! *(?:;|$)))*"|[^\s"(),;]+)/uy;
+const PARAMETER = / *; *(?<key>[\w-]+\*?)=(?<value>"(?:[^"\p{Cc}]|"(?! *(?:;|$)))*"|[^\s"(),;]+)/guy;
 
 /** The value of "filename*" (RFC 8187): a charset, a language, and the name, as in `utf-8'en'a%20b.png`. */
 const EXTENDED = /^(?<charset>[\w-]+)'[\w-]*'(?<name>(?:[!-$&-~]|%[\da-f]{2})*)$/i;
@@ -3114,16 +3173,16 @@ function readPart(part: string, fail: FailPart): Pair {
 function readDisposition(head: string, fail: FailPart) {
   const { parameters = '' } = /^content-disposition: *form-data(?<parameters> *;.*)$/im.exec(head)?.groups ??
     fail('has no "Content-Disposition: form-data" with a name');
-  const text = parameters.replace(/[ \t]+$/, '');
   const found = new Map<string, string>();
-  PARAMETER.lastIndex = 0;
-  while (PARAMETER.lastIndex < text.length) {
-    const { key = '', value = '' } = PARAMETER.exec(text)?.groups ??
-      fail('has a Content-Disposition that cannot be read');
+  let end = 0;
+  for (const { 0: whole, groups } of parameters.matchAll(PARAMETER)) {
+    end += whole.length;
+    const { key = '', value = '' } = groups!;
     const name = key.toLowerCase();
     if (found.has(name) || name === 'name*') fail('has a parameter twice, or "name*"');
     found.set(name, value);
   }
+  if (!/^[ \t]*$/.test(parameters.slice(end))) fail('has a Content-Disposition that cannot be read');
   const written = FIELD_NAME.exec(found.get('name') ?? '')?.[0] ??
     fail('has no name, or one with a quote, "\\" or "%"');
   const [plain, extended] = [found.get('filename'), found.get('filename*')];
@@ -3926,6 +3985,7 @@ class BodyScan {
   #restBytes = 0; // how much white space follows the end
 
   #chunk!: Buffer;
+  #at = 0; // where in the chunk the next step begins
   #offset = 0; // where in the document the chunk begins
   #utf8Tail: Buffer | undefined; // the beginning of a character that the next chunk completes
 
@@ -3967,26 +4027,37 @@ class BodyScan {
    * After a refusal the scanner must not be used any more.
    */
   write(chunk: Buffer) {
+    this.begin(chunk);
+    this.proceed(Infinity);
+  }
+
+  /** Begins to read a chunk, like `write`, without reading on. */
+  begin(chunk: Buffer) {
     this.#chunk = chunk;
+    this.#at = 0;
     const bytes = this.#utf8Tail ? Buffer.concat([this.#utf8Tail, chunk]) : chunk;
     const whole = wholeCharacters(bytes);
     // One native call checks the whole chunk. A character may span two or more chunks.
-    if (!isUtf8(whole)) this.#failUtf8(findInvalid(bytes) - bytes.length + chunk.length);
+    if (!isUtf8(whole)) {
+      if (this.#offset === 0 && chunk[0]! >= 0xfe) this.#fail(0, ''); // UTF-16
+      throw badJson('The body is not a JSON object: it is not valid UTF-8.');
+    }
     // A copy, because the character may be part of `auth`, and then it is overwritten in the chunk.
     this.#utf8Tail = whole === bytes ? undefined : Buffer.from(bytes.subarray(whole.length));
-    for (let i = 0; i < chunk.length;) i = this.#state(i);
-    this.#offset += chunk.length;
   }
 
   /**
-   * What stands before the invalid byte is read first, so that the first mistake of the document is told however it is
-   * cut.
-   * @param i where in the chunk the byte is; negative if it came in an earlier one.
+   * Reads on in the chunk. What a chunk costs depends on its steps: an attachment's data is one, and a short key five.
+   * @param steps how many it takes at most.
+   * @returns whether the whole chunk was read.
    */
-  #failUtf8(i: number): never {
-    this.#chunk = this.#chunk.subarray(0, Math.max(0, i + 1));
-    for (let at = 0; at < this.#chunk.length;) at = this.#state(at);
-    this.#fail(i, 'it is not valid UTF-8');
+  proceed(steps: number) {
+    let i = this.#at;
+    for (; i < this.#chunk.length && steps > 0; steps--) i = this.#state(i);
+    this.#at = i;
+    if (i < this.#chunk.length) return false;
+    this.#offset += i;
+    return true;
   }
 
   /** Ends the document. */
@@ -4052,7 +4123,14 @@ class BodyScan {
     const isArray = char === '[';
     const keys = !isArray && depth <= this.#keysDepth ? new Set<string>() : undefined;
     const close = isArray ? ']' : '}';
-    this.#scope = { outer, depth, close, key: isArray ? outer.key : undefined, object: isArray ? outer.object : '', keys };
+    this.#scope = {
+      outer,
+      depth,
+      close,
+      key: isArray ? outer.key : undefined,
+      object: isArray ? outer.object : '',
+      keys,
+    };
     this.#expected = this.#readFirst;
   }
 
@@ -4257,19 +4335,6 @@ function incompleteTailLength(bytes: Buffer) {
     return length < neededLength ? length : 0;
   }
   return 0;
-}
-
-/** Where in bytes that are not UTF-8 the first invalid or incomplete character begins. */
-function findInvalid(bytes: Buffer) {
-  // The longest beginning that may continue as UTF-8 is searched by halves.
-  let valid = 0;
-  let invalid = bytes.length;
-  while (invalid - valid > 1) {
-    const middle = (valid + invalid) >> 1;
-    if (isUtf8(wholeCharacters(bytes.subarray(0, middle)))) valid = middle;
-    else invalid = middle;
-  }
-  return valid - incompleteTailLength(bytes.subarray(0, valid));
 }
 
 function isAttachment(key: BodyKey | undefined) {

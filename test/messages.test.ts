@@ -176,7 +176,10 @@ suite('messages', SIDE_BY_SIDE, () => {
       const last = ['\\u0073":["', '\\u0072":"'][i]!;
       for (const member of [`"${key}\\\\":0`, `"${key}${last}${STRANGER}"${i === 0 ? ']' : ''}`]) {
         const { status, json } = await ask(gateway, { body: `{"key${i}":1,"message":"x",${member}}`, headers: BEARER });
-        assert.ok(status === 201 || /^(?:(?:sender|recipient)_not_allowed|bad_json)$/.test(json.code), `${status} for ${member}`);
+        assert.ok(
+          status === 201 || /^(?:(?:sender|recipient)_not_allowed|bad_json)$/.test(json.code),
+          `${status} for ${member}`,
+        );
       }
     }
     for (const sent of backend.sent) assert.deepEqual(sent, { ...DEFAULTS, message: 'x' });
@@ -310,7 +313,9 @@ suite('messages', SIDE_BY_SIDE, () => {
     const other = own.replaceAll('\\u0073', '\\\\');
     const file = fileWith(t, other);
     const problems = problemsOf(() => loadSettings({ file }));
-    assert.deepEqual(problems.map((problem) => problem.replace(/;.*/, '')), [`${file}: is not a JSON object: line 1, column 32: a key may not contain a backslash`]);
+    assert.deepEqual(problems.map((problem) => problem.replace(/;.*/, '')), [
+      `${file}: is not a JSON object: line 1, column 32: a key may not contain a backslash`,
+    ]);
     const [token] = loadSettings({ file: fileWith(t, own) }).tokens;
     assert.deepEqual(token!.recipients, new Set([TO]));
   });

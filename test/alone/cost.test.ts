@@ -4,12 +4,12 @@ import { join } from 'node:path';
 import type { GatewayConfig } from '../../gateway.ts';
 import { assert, logLines, problemsOf, until } from '../assertions.ts';
 import { startBackend } from '../backend.ts';
-import { type Ask, ask } from '../client.ts';
+import { type Ask, ask, open } from '../client.ts';
 import { ALL_METHODS, TOKEN_SETTINGS, tokens } from '../configs.ts';
 import { folder, SETTING_ROWS } from '../files.ts';
 import { BodyScan, createGateway, loadSettings, parseTarget } from '../gateway.ts';
 import { test } from '../guard.ts';
-import { AS_MULTIPART, BEARER, DEFAULTS, MIB, OTHER, SECRET, SECRETS, URLENCODED } from '../samples.ts';
+import { AS_MULTIPART, BEARER, DEFAULTS, MESSAGE, MIB, OTHER, SECRET, SECRETS, URLENCODED } from '../samples.ts';
 import { startBoth, startProcess } from '../start.ts';
 
 /** The processor time of a task in milliseconds: the minimum of several tries, or the first one if it is good. */
@@ -76,6 +76,10 @@ const LATE_BODIES = [
     [`${PART};`, ' ', 'x\r\n\r\n\r\n--limit--\r\n'],
     [`${PART};filename="`, '/', '\r\n\r\n\r\n--limit--\r\n'],
     [`${PART};filename=`, '/a', '\r\n\r\n\r\n--limit--\r\n'],
+    [`${PART};filename="`, '" ', '\r\n\r\n\r\n--limit--\r\n'],
+    [`${PART};filename="`, '\\"', '"\r\n\r\n\r\n--limit--\r\n'],
+    [`${PART};filename="a"`, ';b######=c', '\r\n\r\n\r\n--limit--\r\n'],
+    [`${PART};filename*="utf-8''`, '%41', '"\r\n\r\n\r\n--limit--\r\n'],
     [PART, '\r\nx:y', '\r\n\r\n\r\n--limit--\r\n'],
     ['--limit\r\ncontent-type:', ' ', '\r\n\r\n\r\n--limit--\r\n'],
     ['--limit\r\ncontent-transfer-encoding:', ' ', '\r\n\r\n\r\n--limit--\r\n'],
@@ -110,6 +114,8 @@ const LATE_BODIES = [
     [' ', '\t', 'number'],
     ['message=', '%01', '%'],
     ['message=', '\r\n', '\r'],
+    ['', '/', '='],
+    ['', 'a:/', '&message=x'],
   ].map((row) => [URLENCODED, ...row]),
   // a text: colours, titles, links, character sets, control characters
   ...[
@@ -124,6 +130,9 @@ const LATE_BODIES = [
     ['', 'a\x01', ''],
     ['', '\u20ac', '\x1b['],
     ['x', '\ny', ''],
+    ['--x', '\na:b', ''],
+    ['--x\n', 'a:', '\n'],
+    ['', '\n--x\n', 'a:b'],
   ].map((row) => ['text/plain', ...row]),
   // JSON
   ...[
@@ -329,6 +338,52 @@ test('attack: keep everybody waiting with large bodies at once; after each one o
   }
   assert.deepEqual((await Promise.all(large)).map(({ status }) => status), large.map(() => 201));
   assert.ok(answered >= 3 * large.length, `${answered} requests were answered between ${large.length} bodies`);
+});
+
+test('attack: keep everybody waiting with bodies that are dear to scan, with a token or without: others are answered meanwhile', async (t) => {
+  let bytes = 0;
+  const backend = await startBackend(t, (req, res) => {
+    if (req.headers['content-length'] !== String(MIB)) {
+      return void req.resume().on('end', () => res.writeHead(201).end('[]'));
+    }
+    req.on('error', () => {}).on('data', (chunk: Buffer) => void (bytes += chunk.length));
+  });
+  const gateway = await startProcess(t, { backend, env: { GATEWAY_TOKENS: `a=${SECRET},b=${OTHER}` } });
+  const keysOf = (size: number): string => {
+    const [first, last] = [
+      `{"message":"x","number":"${DEFAULTS.number}","recipients":["${DEFAULTS.recipients}"]`,
+      ',"x":""}',
+    ];
+    const keys = ',"\\\\":0'.repeat((size - first.length - last.length) / 7);
+    return first + keys + last.replace('""', `"${'x'.repeat(size - first.length - last.length - keys.length)}"`);
+  };
+  const requestOf = (size: number, ...headers: string[]): string =>
+    ['POST /v2/send HTTP/1.1', 'Host: x', `Content-Length: ${size}`, ...headers, '', keysOf(size)].join('\r\n');
+  let [refused, isOver] = [0, false];
+  const attack = (request: string): void => {
+    const { socket, text } = open(t, gateway, request);
+    socket.on('close', () => {
+      if (/^HTTP\/1\.1 401/.test(text())) refused++;
+      if (!isOver) attack(request);
+    });
+  };
+  const answered = async (count: number): Promise<void> => {
+    for (let i = 0; i < count; i++) {
+      const { status } = await ask(gateway, { body: MESSAGE, headers: { authorization: `Bearer ${OTHER}` } });
+      assert.equal(status, 201);
+    }
+  };
+  for (let i = 0; i < 32; i++) attack(requestOf(65_000, 'Connection: close'));
+  await until(() => refused > 0);
+  refused = 0;
+  await answered(20);
+  assert.ok(refused < 60, `${refused} bodies of strangers were scanned between 20 sends`);
+  isOver = true;
+  for (let i = 0; i < 32; i++) open(t, gateway, requestOf(MIB, `Authorization: Bearer ${SECRET}`));
+  await until(() => bytes > 0);
+  bytes = 0;
+  await answered(20);
+  assert.ok(bytes < 10 * MIB, `${bytes} bytes of uploads were scanned between 20 sends`);
 });
 
 /** Secrets in many shapes. Each is tried in every place of a configuration. */
