@@ -905,14 +905,17 @@ function makeCore(settings: AtStart, rules: Rules, options: GatewayOptions) {
   } = options;
   const metrics = new Metrics();
   const now = makeClock(options.now);
+  const elapsedMs = options.now ? makeTicker(now) : () => performance.now();
   const core = {
     server: createServer(settings, headersTimeoutMs),
     atStart: settings,
     rules,
     now,
-    /** For rates. */
-    elapsedMs: options.now ? makeTicker(now) : () => performance.now(),
-    startedMs: now(),
+    /** A time that is never set back. */
+    elapsedMs,
+    startedMs: elapsedMs(),
+    /** What such a time is by the clock. */
+    dateOf: makeDating(now, elapsedMs),
     metrics,
     log: makeLog(settings, now, metrics, options.log),
     stallTimeoutMs,
@@ -2517,6 +2520,7 @@ class Metrics {
   droppedLines = 0;
   /** Values by series, which is written as a name with labels, as in the output. */
   readonly #requests = new Map<string, number>();
+  /** The same, as times of `core.elapsedMs`. */
   readonly #lastSent = new Map<string, number>();
   /** How many sends took at most each time of SEND_BUCKETS, and how many there were. */
   readonly #sends = SEND_BUCKETS.map(() => 0);
@@ -2538,12 +2542,13 @@ class Metrics {
     this.#sendCount++;
     this.#sendSeconds += seconds;
     if (status < 200 || status > 299) return;
-    this.#lastSent.set(seriesIn(this.#lastSent, 'last_sent_timestamp_seconds', token), core.now() / 1000);
+    this.#lastSent.set(seriesIn(this.#lastSent, 'last_sent_timestamp_seconds', token), core.elapsedMs());
   }
 
   /** Writes all series. A test compares their names with docs/operating.md. */
-  render({ startedMs, connections, running, upstream: { gate, isAwaited } }: Core) {
-    const linesOf = (values: Map<string, number>) => Array.from(values, (pair) => pair.join(' ')).join('\n');
+  render({ startedMs, dateOf, connections, running, upstream: { gate, isAwaited } }: Core) {
+    const linesOf = (values: Map<string, number>, read = (value: number) => value) =>
+      Array.from(values, ([series, value]) => `${series} ${read(value)}`).join('\n');
     const count = (test: (exchange: Exchange) => boolean) => running.filter(test).length;
     const isAtGate = (exchange: Exchange) => exchange.upstream.gate.isAwaitedBy(exchange);
     const buckets = SEND_BUCKETS.map((limit, i) =>
@@ -2575,7 +2580,7 @@ signal_gateway_backend_up ${Number(!gate.isDown && !isAwaited)}
 signal_gateway_connections ${connections.size}
 # HELP signal_gateway_last_sent_timestamp_seconds When the backend last accepted a message of the token.
 # TYPE signal_gateway_last_sent_timestamp_seconds gauge
-${linesOf(this.#lastSent)}
+${linesOf(this.#lastSent, (atMs) => dateOf(atMs) / 1000)}
 # HELP signal_gateway_log_lines_dropped_total Log lines that were dropped because nothing took them.
 # TYPE signal_gateway_log_lines_dropped_total counter
 signal_gateway_log_lines_dropped_total ${this.droppedLines}
@@ -2587,7 +2592,7 @@ signal_gateway_internal_errors_total ${this.internalErrors}
 signal_gateway_info{version="${VERSION}"} 1
 # HELP process_start_time_seconds When the gateway started.
 # TYPE process_start_time_seconds gauge
-process_start_time_seconds ${startedMs / 1000}
+process_start_time_seconds ${dateOf(startedMs) / 1000}
 `;
   }
 }
@@ -5254,16 +5259,20 @@ function hasBody({ headers }: IncomingMessage) {
 /**
  * Ends the response. If the request has not arrived completely, its rest is read and discarded first, because a
  * connection that is closed with unread bytes is reset, and the reset can overtake the response. node:http alone would
- * destroy the connection. After the end, the client has `stallTimeoutMs` to read what is still unread of the response.
+ * destroy the connection. A trusted proxy gets its response only then: Caddy, Traefik and Envoy close their client's
+ * connection after an early one, and some clients see a reset in its place. After the end, the client has `stallTimeoutMs` to read what is still unread of the response.
  */
 async function endResponse({ core, req, res, lastPart, stage, token, rules, bytesIn }: Exchange) {
   if (stage === 'tunnel') return;
   req.removeAllListeners('readable');
   if (hasBody(req) && !req.complete && !res.destroyed) {
-    res.flushHeaders(); // of a response without a body too
-    if (lastPart) res.write(lastPart);
+    const isLate = isTrustedProxy(rules, req.socket) && req.headers.expect === undefined;
+    if (!isLate) {
+      res.flushHeaders(); // of a response without a body too
+      if (lastPart) res.write(lastPart);
+    }
     await dropRest(core, req, restLimitBytes(rules, req.socket, token) - bytesIn);
-    res.end();
+    res.end(isLate ? lastPart : undefined);
   } else {
     res.end(lastPart);
   }
@@ -5378,6 +5387,19 @@ function makeTicker(now: () => number) {
     elapsedMs += Math.max(0, nowMs - lastMs);
     lastMs = nowMs;
     return elapsedMs;
+  };
+}
+
+/**
+ * Dates a time by the clock as it is set now: a computer without a battery starts with a wrong one, and corrects it later.
+ * @param elapsedMs a time that is never set back.
+ */
+function makeDating(now: () => number, elapsedMs: () => number) {
+  let zeroMs = now() - elapsedMs();
+  return (atMs: number) => {
+    const latestMs = now() - elapsedMs();
+    if (Math.abs(latestMs - zeroMs) >= 1000) zeroMs = latestMs; // less is no correction: two clocks are read one by one
+    return zeroMs + atMs;
   };
 }
 
@@ -6004,6 +6026,12 @@ const EXAMPLE_URL = 'http://signal-api:8080';
  */
 const IDLE_TIMEOUT_MS = 4000;
 
+/**
+ * How long each of several addresses of the backend's name may take to connect. By default node:net gives up all but the last
+ * after 250 or 500 ms, so over a slower link only that one could ever be reached.
+ */
+const ATTEMPT_TIMEOUT_MS = 3000;
+
 /** Reads the backend's URL into the parts that a request needs. No message shows it: it may contain a password. */
 function readBackend(value: unknown) {
   const url = typeof value === 'string' && URL.canParse(value) ? new URL(value) : undefined;
@@ -6021,6 +6049,7 @@ function readBackend(value: unknown) {
     keepAlive: !('Deno' in globalThis),
     keepAliveMsecs: SILENCE_MS,
     timeout: IDLE_TIMEOUT_MS,
+    autoSelectFamilyAttemptTimeout: ATTEMPT_TIMEOUT_MS,
   });
   // Attack: bytes on an idle connection belong to no request; the next request would take them for its response.
   agent.on('free', (socket: Socket) => socket.once('data', destroyThis));
@@ -6104,6 +6133,17 @@ function stampOf(path: string) {
   } catch (error) {
     return reasonOf(error);
   }
+}
+
+/**
+ * Refuses a reload from a file that has no name any more: a container has mounted it alone, and somebody has replaced it
+ * outside. What the container has is the old file, whatever the new one says.
+ */
+function refuseReplaced() {
+  const isReplaced = (path: string) => statSync(path, { throwIfNoEntry: false })?.nlink === 0;
+  const why = 'was replaced outside of this container, which still has the old file: restart the container';
+  const problems = [...FILES_READ.keys()].filter(isReplaced).map((path) => `${showPath(path)} ${why}`);
+  if (problems.length > 0) throw new ConfigError(problems);
 }
 
 /** Shows a path. A long one is shown only if its first folder exists, because it may be a secret that contains "/". */
@@ -6858,17 +6898,16 @@ const LIST_TIMEOUT_MS = 60_000;
 /** The longest answer of the backend that `add` and `test` read. A large account's contacts have a few MiB. */
 const ANSWER_LIMIT_BYTES = 16 * 1024 * 1024;
 
-/** Makes a request of the gateway's own to the backend. Rejects as fetch does, with what `reasonOfFetch` explains. */
-function fetchFromBackend({ name }: Settings['backend.url'], path: string, init: RequestInit) {
-  const headers = { 'User-Agent': `signal-gateway/${VERSION}`, ...init.headers };
-  return fetch(`${name}${path}`, { ...init, headers, redirect: 'manual' });
+/** The headers of a request of the gateway's own to the backend. */
+function commandHeaders(authorization: string | null | undefined) {
+  return { 'User-Agent': `signal-gateway/${VERSION}`, ...(authorization && { Authorization: authorization }) };
 }
 
 /** The text of an answer. @throws {Error} if it is too long. */
-async function readAnswer(response: Response) {
+async function readAnswer(response: AsyncIterable<Uint8Array> | Iterable<Uint8Array>) {
   const chunks: Uint8Array[] = [];
   let bytes = 0;
-  for await (const chunk of response.body ?? []) {
+  for await (const chunk of response) {
     chunks.push(chunk);
     bytes += chunk.length;
     if (bytes > ANSWER_LIMIT_BYTES) throw new Error('its answer does not end');
@@ -6883,15 +6922,18 @@ async function readAnswer(response: Response) {
 async function askBackendFor(settings: Settings, path: string, init: RequestInit = {}, limitMs = LIST_TIMEOUT_MS) {
   const { name, authorization } = settings['backend.url'];
   const headers = {
-    ...(authorization && { Authorization: authorization }),
+    ...commandHeaders(authorization),
     ...(init.body && { 'Content-Type': 'application/json' }),
   };
   const signal = AbortSignal.timeout(Math.min(settings['backend.timeout'], limitMs));
   try {
-    const response = await fetchFromBackend(settings['backend.url'], path, { ...init, headers, signal });
-    return { status: response.status, text: await readAnswer(response) };
+    const response = await fetch(`${name}${path}`, { ...init, headers, signal, redirect: 'manual' });
+    return { status: response.status, text: await readAnswer(response.body ?? []) };
   } catch (error) {
-    const { reason, hint } = reasonOfFetch(error, name);
+    // Each runtime has its own words, in another place.
+    const { name: kind, message, cause } = error as Error & { cause?: NodeJS.ErrnoException };
+    const why = kind === 'TimeoutError' ? 'timeout' : cause?.code ?? cause?.message ?? message;
+    const { reason, hint } = explainReason(why, name, message);
     const other = name === SETTINGS['backend.url'][2] ? '; --backend URL names another address' : '';
     const isSure = init.method !== 'POST' || /refused|ENOTFOUND|EAI_AGAIN/i.test(reason);
     const outcome = isSure ? '' : '; the message may have been sent';
@@ -6899,10 +6941,8 @@ async function askBackendFor(settings: Settings, path: string, init: RequestInit
   }
 }
 
-/** Why a fetch failed, in the words of the runtime, and what to do. */
-function reasonOfFetch(error: unknown, backend: string) {
-  const { name, message, cause } = error as Error & { cause?: NodeJS.ErrnoException };
-  const reason = name === 'TimeoutError' ? 'timeout' : cause?.code ?? cause?.message ?? message;
+/** Why the backend did not answer, and what to do. @param message further words of the runtime. */
+function explainReason(reason: string, backend: string, message = '') {
   const hint = hintFor(ASK_HINTS, `${reason} ${message}`);
   const isHere = /refused/i.test(reason) && /\/\/(?:localhost|127\.|\[::1\])/.test(backend);
   return { reason, hint: isHere ? `${hint}; in a container, localhost is the container itself` : hint };
@@ -6957,8 +6997,13 @@ const SIGNAL_HINTS: Hints = [
     'the backend does not have this account: correct the number, or link it',
   ],
   [/challenge|rate.?limit/i, 'Signal asks for a captcha: see the rate-limit challenge of the backend'],
+  [/\(some\) messages.*unregistered user/is, 'all others in the group have the message: remove that member from it'],
   [/UNREGISTERED/i, 'a recipient has no Signal account with this number'],
   [/authorization failed/i, 'Signal no longer knows this device: link the account again'],
+  [
+    /too old|StatusCode: 499|DeprecatedVersion/i,
+    'Signal no longer takes this version of signal-cli: update the backend',
+  ],
   [
     /checking account|closed unexpectedly|connection closed|no data to encode|UnknownHost/i,
     'the backend cannot reach Signal: check its internet connection',
@@ -7381,9 +7426,10 @@ const ASK_HINTS: Hints = [
   [/EAI_AGAIN|ENOTFOUND|dns|lookup|FailedToOpenSocket/i, "correct the backend's name, or put both on one network"],
   [/cert|signature/i, "let this machine trust the backend's certificate"],
   [/reset|closed|socket|SSL|TLS|corrupt|EPROTO|HPE/i, 'correct http:// or https:// in backend.url'],
+  [/unreach|ETIMEDOUT|no route/i, "start the backend's machine, check the network, or correct its address"],
   [/timeout|timed out/i, "check the backend's log, or correct its address"],
   [/status 50[234]/, 'start the backend: a proxy in front of it answers'],
-  [/status 401/, 'put USER:PASSWORD@ into backend.url'],
+  [/status 401/, 'put the right USER:PASSWORD@ into backend.url'],
   [/./, 'correct backend.url: something else listens there'],
 ];
 
@@ -7393,9 +7439,9 @@ const ASK_PAUSE_MS = 1000;
 const ASK_PAUSE_LIMIT_MS = 60_000;
 
 /**
- * Asks the backend for its version and logs it: a wrong address should be noticed when the gateway starts, not when the
- * first alert is lost. Nothing else depends on the version. The request carries no userinfo, so if `backend.url` has
- * one, 401 is a good response. If the request arrives at this gateway itself, its id shows that.
+ * Asks the backend for its version and logs it: a wrong address or password should be noticed when the gateway starts, not
+ * when the first alert is lost. Nothing else depends on the version. If the request arrives at this gateway itself, its id
+ * shows that.
  *
  * After a boot the backend often starts later, so it is asked again while nothing answers. The asking ends when this or
  * a client's request is answered, and when a reload names another backend. Only the first failure and the end are
@@ -7427,37 +7473,53 @@ type Asked = { kind: 'answers' | 'wrong' | 'silent'; fields: object };
 /** How long the backend may take to report its version when the gateway starts. */
 const ASK_TIMEOUT_MS = 5000;
 
-/** Asks the backend for its version, once. */
-async function askOnce({ rules, server, upstream }: Core): Promise<Asked> {
-  const { name, authorization } = rules['backend.url'];
-  const asking = new AbortController();
+/**
+ * Asks the backend for its version, once, as a send would: a question on a way of its own could be answered where no send
+ * arrives.
+ */
+async function askOnce(core: Core): Promise<Asked> {
+  const { rules, server, upstream, connectTimeoutMs } = core;
+  const { name, url, options, prefix, authorization } = rules['backend.url'];
+  const asking: Pick<Exchange, 'underway'> = { underway: undefined };
   const requestId = randomUUID();
-  let isOwn = false;
-  const stopIfOwn = ({ headers }: IncomingMessage) => {
-    if (headers['x-request-id'] !== requestId) return;
-    isOwn = true;
-    asking.abort(new Error('own_address'));
+  let failure: string | undefined;
+  const stop = (reason: string) => {
+    failure = reason;
+    asking.underway?.destroy();
   };
-  const failed = (kind: 'wrong' | 'silent', error: unknown): Asked => ({ kind, fields: reasonOfFetch(error, name) });
+  const stopIfOwn = ({ headers }: IncomingMessage) => {
+    if (headers['x-request-id'] === requestId) stop('own_address');
+  };
+  const failed = (kind: 'wrong' | 'silent', reason: string): Asked => ({ kind, fields: explainReason(reason, name) });
   server.on('request', stopIfOwn);
-  setTimeout(() => asking.abort(new Error('timeout')), ASK_TIMEOUT_MS); // ends an unread body, too
+  const timer = setTimeout(stop, ASK_TIMEOUT_MS, 'timeout'); // ends an unread body, too
   try {
-    const init = { headers: { 'X-Request-Id': requestId }, signal: asking.signal };
-    const response = await fetchFromBackend(rules['backend.url'], '/v1/about', init);
-    const { status } = response;
+    // Not kept: a backend that has just started may restart, and a send on that connection would be lost.
+    const headers = {
+      'Host': url.host,
+      'X-Request-Id': requestId,
+      'Connection': 'close',
+      ...commandHeaders(authorization),
+    };
+    const request = { ...options, path: `${prefix}/v1/about`, headers };
+    const outgoing = await connect(asking, request, Math.min(connectTimeoutMs, ASK_TIMEOUT_MS));
+    const [response] = await once(outgoing.end(), 'response') as [IncomingMessage];
+    const status = response.statusCode!;
     // A proxy in front of a backend that is still starting.
-    if (status === 502 || status === 503 || status === 504) return failed('silent', new Error(`status ${status}`));
+    if (status === 502 || status === 503 || status === 504) return failed('silent', `status ${status}`);
     upstream.isAwaited = false;
-    if (status === 401 && authorization) return { kind: 'answers', fields: { status } };
-    if (!response.ok) return failed('wrong', new Error(`status ${status}`));
+    if (status < 200 || status > 299) return failed('wrong', `status ${status}`);
     const about = await readAnswer(response).then(parseAnswer, () => undefined);
-    if (!isObject(about)) return failed('wrong', new Error('no JSON object'));
+    if (!isObject(about)) return failed('wrong', failure ?? 'no JSON object');
     const [version, mode] = [about.version, about.mode].map((value) => String(value ?? 'unknown').slice(0, 40));
     return { kind: 'answers', fields: { version, mode } };
   } catch (error) {
-    return failed(isOwn ? 'wrong' : 'silent', error);
+    const reason = failure ?? (error instanceof Problem ? error.reason! : reasonOf(error));
+    return failed(failure === 'own_address' ? 'wrong' : 'silent', reason);
   } finally {
+    clearTimeout(timer);
     server.off('request', stopIfOwn);
+    asking.underway?.destroy(); // what is unread
   }
 }
 
@@ -7502,6 +7564,7 @@ function reloadOnChange(core: Core, load: () => Settings) {
     clearTimeout(settleTimer);
     // If the new configuration has any mistake, the old one stays in force, so the gateway neither opens up nor stops.
     try {
+      refuseReplaced();
       if (applySettings(core, load())) void askBackend(core);
     } catch (error) {
       const problems = error instanceof ConfigError ? error.problems.join('; ') : String(error);

@@ -53,6 +53,8 @@ const KNOWN: Known = {
 const NOT_LINKED = '; the backend does not have this account: correct the number, or link it\n';
 const OFFLINE = '; the backend cannot reach Signal: check its internet connection\n';
 
+const TOO_OLD = '; Signal no longer takes this version of signal-cli: update the backend\n';
+
 /** What signal-cli says, and what to do then. */
 const SENTENCES: [error: string, advice: string][] = [
   ['User +4915100000001 is not registered.\n', NOT_LINKED],
@@ -65,6 +67,15 @@ const SENTENCES: [error: string, advice: string][] = [
   ['Link request error: Connection closed!', OFFLINE],
   ["Couldn't create QR code: no data to encode", OFFLINE],
   ['Failed to send message: chat.signal.org (UnknownHostException)', OFFLINE],
+  ...[
+    'Error while checking account +4915100000001: signal-cli version is too old for the Signal-Server, please update.\n',
+    'Error while checking account +4915100000001: StatusCode: 499\n',
+    '[499] StatusCode: 499 (DeprecatedVersionException)',
+  ].map((error) => [error, TOO_OLD] as [string, string]),
+  [
+    'Failed to send (some) messages:\n+4915100000002: Unregistered user "+4915100000002"\n',
+    '; all others in the group have the message: remove that member from it\n',
+  ],
   [
     'Error while checking account +4915100000001: Authorization failed!',
     '; Signal no longer knows this device: link the account again\n',
@@ -467,14 +478,18 @@ suite('add', SIDE_BY_SIDE, () => {
       [[500, ''], 1, "with 500: an empty body; the backend's own log says why"],
       [[400, { error: 'Specified account does not exist' }], 1, '; the backend does not have this account: correct'],
       ...SENTENCES.map(([error, advice]) => [[400, { error }], 1, advice] as [unknown, number, string]),
-      [[401, 'Authorization failed'], 1, 'with 401: Authorization failed; put USER:PASSWORD@ into backend.url'],
+      [
+        [401, 'Authorization failed'],
+        1,
+        'with 401: Authorization failed; put the right USER:PASSWORD@ into backend.url',
+      ],
       [[200, '<html>\x1b[31m'], 1, other],
       [[200, { accounts: [] }], 1, other],
       [[200, [1]], 1, other],
       [[200, ['--config']], 1, other],
       [[404, '404 page not found'], 1, 'with 404: 404 page not found; correct backend.url'],
       [[301, 'x'], 1, 'with 301: x; correct backend.url'],
-      [[401, 'x'], 1, 'with 401: x; put USER:PASSWORD@ into backend.url'],
+      [[401, 'x'], 1, 'with 401: x; put the right USER:PASSWORD@ into backend.url'],
       [[401, { error: 'A valid API token', code: 'unauthorized' }], 1, "own address: give the backend's"],
       [slow, 1, 'did not answer (timeout): '],
       [endless, 1, 'did not answer (its answer does not end): '],

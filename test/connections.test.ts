@@ -244,6 +244,30 @@ suite('connections', SIDE_BY_SIDE, () => {
     assert.equal(backend.connections, 0);
   });
 
+  // With a response at once, Caddy, Traefik and Envoy reset urllib, Go, Ruby and wget while they still sent.
+  test('the refusal of a large body comes after the rest of it, to a peer on trustedProxies without Expect; to any other at once', async (t) => {
+    for (const [isProxy, ...headers] of [[true], [true, 'Expect: 100-continue'], [false]] as [boolean, ...string[]][]) {
+      const config = { trustedProxies: [isProxy ? '127.0.0.0/8' : '203.0.113.7'], ...tokens({}) };
+      const { backend, gateway } = await startBoth(t, config, { lingerMs: PATIENT_MS });
+      for (
+        const head of [post(OTHER, MIB, ...headers), post(SECRET, MIB, ...headers).replace('/v2/send', '/v9/none')]
+      ) {
+        const { socket, text } = open(t, gateway, head);
+        const status = head.includes(OTHER) ? '401' : '404';
+        if (isProxy && headers.length === 0) {
+          socket.write('x'.repeat(MIB - 1));
+          for (let i = 0; i < 20; i++) await settled(gateway);
+          assert.equal(text(), '', 'not before the last byte');
+          socket.write('x');
+        }
+        await until(() => text().endsWith('}\n'));
+        assert.equal(String(statusOf(text())), status);
+        socket.destroy();
+      }
+      assert.equal(backend.connections, 0);
+    }
+  });
+
   test('attack: through a proxy on trustedProxies, send a body without an end after a refusal: no more than limits.body is read', async (t) => {
     const own = { trustedProxies: ['127.0.0.1'], limits: { body: '2MiB' }, ...tokens({}) };
     const { backend, gateway } = await startBoth(t, own, { lingerMs: 1000 });

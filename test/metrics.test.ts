@@ -2,18 +2,20 @@ import { once } from 'node:events';
 import type http from 'node:http';
 import net from 'node:net';
 import { suite } from 'node:test';
+import { pathToFileURL } from 'node:url';
 import type { TokenConfig } from '../gateway.ts';
 import { assert, assertDenied, closed, groupsOf, linesOf, requests, until } from './assertions.ts';
 import { startBackend } from './backend.ts';
 import { type Ask, ask, METRICS, open, scrape, untilScraped } from './client.ts';
 import { ALL_METHODS, NO_TOKENS, tokens } from './configs.ts';
-import { blocks, PACKAGE, PAGES, read } from './files.ts';
+import { blocks, fileWith, PACKAGE, PAGES, read } from './files.ts';
 import { Metrics } from './gateway.ts';
 import { SIDE_BY_SIDE, test } from './guard.ts';
 import { answerAll, send, sendMany, startHeld } from './held.ts';
 import { table } from './rows.ts';
-import { basic, BEARER, FROM, GROUP, HELLO, OTHER, SECRET, SEND, TO } from './samples.ts';
-import { startBoth, startGateway } from './start.ts';
+import { isNode } from './runtime.ts';
+import { basic, BEARER, FROM, GROUP, HELLO, MESSAGE, OTHER, SECRET, SEND, TO } from './samples.ts';
+import { startBoth, startGateway, startProcess } from './start.ts';
 import { startReceiving, wish } from './websocket.ts';
 
 const SCRAPER: TokenConfig = { allow: ['metrics'] };
@@ -294,6 +296,44 @@ suite('metrics', SIDE_BY_SIDE, () => {
     }
   });
 
+  // A Raspberry Pi that was off for three days starts three days ago, and the alert "no message for a day" fired at once.
+  test(
+    'times follow a clock that is corrected after the start',
+    { skip: !isNode && 'the hook needs Node' },
+    async (t) => {
+      const backend = await startBackend(t);
+      const behindMs = 3 * 86_400_000;
+      const hook = fileWith(
+        t,
+        `const { now } = Date; let behindMs = ${behindMs};
+      Date.now = () => now() - behindMs; process.on('SIGUSR2', () => { behindMs = 0; });`,
+        'clock.mjs',
+      );
+      const env = { NODE_OPTIONS: `--import=${pathToFileURL(hook)}`, GATEWAY_ALLOW: 'send,metrics' };
+      const gateway = await startProcess(t, { backend, env });
+      assert.equal((await ask(gateway, { body: MESSAGE, headers: BEARER })).status, 201);
+      const read = async (): Promise<number[]> => {
+        const { text } = await ask(gateway, { path: '/metrics', headers: BEARER });
+        return ['process_start_time_seconds', 'signal_gateway_last_sent_timestamp_seconds{token="token-1"}'].map((
+          name,
+        ) => Number(text.split('\n').find((line) => line.startsWith(`${name} `))?.slice(name.length)));
+      };
+      const [before, again] = [await read(), await read()];
+      assert.deepEqual(before, again, 'they do not waver');
+      process.kill(gateway.child.pid!, 'SIGUSR2');
+      let after: number[] = [];
+      await until(async () => {
+        after = await read();
+        return after[0] !== before[0];
+      });
+      for (const [i, seconds] of after.entries()) {
+        const shiftMs = (seconds - before[i]!) * 1000;
+        assert.ok(Math.abs(shiftMs - behindMs) < 2000, `${shiftMs} ms`);
+      }
+      await gateway.close();
+    },
+  );
+
   test('beyond 10,000 series, further ones are counted for all tokens together', () => {
     const metrics = new Metrics();
     type Counted = Parameters<typeof metrics.countRequest>[0];
@@ -304,7 +344,7 @@ suite('metrics', SIDE_BY_SIDE, () => {
     for (let i = 0; i < 10_005; i++) count(`t${i}`);
     for (const name of ['t0', 't9999', 't10000', 'new']) count(name);
     count('new', 401);
-    const core = { startedMs: 0, connections: new Map(), running: [], upstream: { gate: {} } };
+    const core = { startedMs: 0, dateOf: Number, connections: new Map(), running: [], upstream: { gate: {} } };
     const lines = metrics.render(core as unknown as Parameters<typeof metrics.render>[0]).split('\n');
     const series = lines.filter((line) => line.startsWith('signal_gateway_requests_total{'));
     const valueOf = (token: string, status = 200): string | undefined => {

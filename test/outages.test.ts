@@ -17,7 +17,7 @@ import { LARGE, listened, queueUp, send, sendMany, settled } from './held.ts';
 import { takeLookup } from './lookups.ts';
 import { isNode, ON_NODE } from './runtime.ts';
 import { ABOUT, BEARER, FROM, HELLO, MESSAGE, RECEIVE, SEND, SENT } from './samples.ts';
-import { type Gateway, PATIENT_MS, script, start, startGateway, startProcess } from './start.ts';
+import { type Gateway, PATIENT_MS, script, start, startBoth, startGateway, startProcess } from './start.ts';
 import { RECEIVING } from './websocket.ts';
 
 /** A backend like signal-cli-rest-api, which is down until `up`. `settings` are the gateway's settings for it. */
@@ -355,6 +355,20 @@ suite('outages', SIDE_BY_SIDE, () => {
     // One by a send, and those by the probe, whose pauses grow to a second.
     assert.ok(connections < 10, `${connections} connections`);
     assert.equal(linesOf(gateway, /backend is (?:un)?reachable/).length, 1);
+  });
+
+  // Over a slow link, no attempt but the last had time to connect: the sends never arrived, and curl did.
+  test('each of several addresses of a backend has seconds to connect', ON_NODE, async (t) => {
+    const { createConnection } = http.Agent.prototype;
+    const seen: unknown[] = [];
+    http.Agent.prototype.createConnection = function (options, ...rest) {
+      seen.push((options as { autoSelectFamilyAttemptTimeout?: number }).autoSelectFamilyAttemptTimeout);
+      return createConnection.call(this, options, ...rest);
+    };
+    t.after(() => void (http.Agent.prototype.createConnection = createConnection));
+    const { gateway } = await startBoth(t);
+    assert.equal((await ask(gateway, { body: MESSAGE, headers: BEARER })).status, 201);
+    assert.ok(seen.includes(3000), `${seen}`);
   });
 
   test('a port that drops packets shuts the gate, and sends pass once it answers', {

@@ -1,5 +1,5 @@
 import { once } from 'node:events';
-import { mkdirSync, renameSync, rmSync, symlinkSync, writeFileSync } from 'node:fs';
+import { closeSync, mkdirSync, openSync, renameSync, rmSync, symlinkSync, writeFileSync } from 'node:fs';
 import http from 'node:http';
 import { join } from 'node:path';
 import { buffer as readBytes } from 'node:stream/consumers';
@@ -179,7 +179,7 @@ suite('reload', SIDE_BY_SIDE, () => {
       ];
       const listed: Change = ["const START_ONLY = ['listen',", (text) => `${text} 'limits.headers',`];
       const kept: Change = [
-        '    startedMs: now(),\n',
+        '    startedMs: elapsedMs(),\n',
         (text) => `${text}    headersLimit: settings['limits.headers'],\n`,
       ];
       const used: Change = [
@@ -280,6 +280,29 @@ suite('reload', SIDE_BY_SIDE, () => {
     while (await isReadTooEarly()) assert.ok(tries++ < 4, 'the file was read while it changed, four times');
     await becomes(() => writeFileSync(secretFile, OTHER));
     assert.deepEqual(await statusesOf(gateway, { headers: BEARER }, { headers: AS_OTHER }), [401, 200]);
+  });
+
+  // Compose, secrets and certificates mount single files, which keep the old one when an editor renames the new one to it.
+  test('a file that was replaced outside of its mount is a failed reload, which says so, and not a success', {
+    skip: process.platform !== 'linux' && '/proc has files without a name',
+  }, async (t) => {
+    const backend = await startBackend(t);
+    const named = fileWith(t, { tokens: { one: { secret: SECRET } }, backend: { url: backend.url } });
+    const descriptor = openSync(named, 'r');
+    t.after(() => closeSync(descriptor));
+    const mounted = `/proc/${process.pid}/fd/${descriptor}`;
+    const gateway = await startProcess(t, { args: ['--config', mounted] });
+    process.kill(gateway.child.pid!, 'SIGHUP');
+    await until(() => linesOf(gateway, /^reloaded/).length === 1);
+    rmSync(named);
+    process.kill(gateway.child.pid!, 'SIGHUP');
+    await until(() => linesOf(gateway, /^reload failed/).length > 0);
+    const why = 'was replaced outside of this container, which still has the old file: restart the container';
+    assert.equal(linesOf(gateway, /^reload failed/)[0]!.problems, `${mounted} ${why}`);
+    assert.equal(linesOf(gateway, /^reloaded/).length, 1);
+    assert.deepEqual(await statusesOf(gateway, { headers: BEARER }), [200]);
+    await gateway.close();
+    assert.equal((await cli(['--config', mounted, '--check'])).code, 0, 'a start reads it');
   });
 
   test('a file that changes behind a link is read again, as Kubernetes swaps the folder of a ConfigMap', async (t) => {
