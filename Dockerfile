@@ -19,8 +19,9 @@ LABEL org.opencontainers.image.title="signal-gateway" \
   org.opencontainers.image.description="An authenticating gateway for signal-cli-rest-api" \
   org.opencontainers.image.licenses="MIT"
 COPY --from=compiled /gateway.mjs /
-# The gateway reads gateway.json in this folder.
-WORKDIR /
+# The gateway reads gateway.json in this folder. Mount a folder here, because a file that is mounted alone does not follow an
+# editor.
+WORKDIR /config
 # By number, so that Kubernetes can see that it is not root. The image's name for it is "node".
 USER 1000
 ENV GATEWAY_LISTEN=:8880
