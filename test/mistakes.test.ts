@@ -20,11 +20,11 @@ import process from 'node:process';
 import { after, suite } from 'node:test';
 import { assert, until } from './assertions.ts';
 import { serve, sparePort } from './backend.ts';
-import { fileWith, fixture, folder } from './files.ts';
+import { fixture, folder } from './files.ts';
 import { SIDE_BY_SIDE, test, type TestContext } from './guard.ts';
 import { HERE, isNode } from './runtime.ts';
 import { FROM, GROUP, SECRET, THIRD, TO } from './samples.ts';
-import { cli, type Program, program, runAsNobody, start } from './start.ts';
+import { cli, patientProgram, runAsNobody, start } from './start.ts';
 
 const GOLDEN = 'mistakes.txt';
 
@@ -62,7 +62,7 @@ const USUAL: Record<string, Answer> = {
   'POST /v2/send': [201, { timestamp: '1700000000000' }],
 };
 
-/** Starts the backend of a mistake. Returns its address and, where the program needs one, a module to load first. */
+/** Starts the backend of a mistake. Returns its address and, where the program needs it, code that it runs first. */
 async function startFor(t: TestContext, does: string | undefined): Promise<{ at: string; preload?: string }> {
   if (does === undefined || does === 'is down' || does === 'is the gateway') {
     return { at: `127.0.0.1:${await sparePort()}` };
@@ -73,7 +73,7 @@ async function startFor(t: TestContext, does: string | undefined): Promise<{ at:
       const { lookup } = dns;
       dns.lookup = (name, ...rest) => name !== 'signal-cli' ? lookup(name, ...rest) : process.nextTick(rest.at(-1),
         Object.assign(new Error('getaddrinfo ENOTFOUND ' + name), { code: 'ENOTFOUND', syscall: 'getaddrinfo' }));`;
-    return { at: '', preload: fileWith(t, lookup, 'lookup.mjs') };
+    return { at: '', preload: lookup };
   }
   assert.ok(BACKENDS[does], `there is no backend that ${does}`);
   const answers = { ...USUAL, ...BACKENDS[does] };
@@ -124,9 +124,7 @@ async function startUntilTold(
   dir: string,
   preload: string | undefined,
 ): Promise<string> {
-  const [file, ...first] = program();
-  const from: Program = [file, ...(preload ? ['--import', preload] : []), ...first];
-  const child = start(args, env, from, dir);
+  const child = start(args, env, patientProgram(t, preload), dir);
   t.after(() => child.kill('SIGKILL'));
   const told = /^.*\bthe backend (?:answers|did not answer) .*\n/m;
   let isClosed = false;

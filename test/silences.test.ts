@@ -16,7 +16,7 @@ import { SIDE_BY_SIDE, test, type TestContext } from './guard.ts';
 import { isNode } from './runtime.ts';
 import { answerAll, send, settled, startHeld } from './held.ts';
 import { ABOUT, basic, BEARER, HELLO, RECEIVE, SECRET, SEND } from './samples.ts';
-import { startBoth, startGateway, startProcess } from './start.ts';
+import { patientProgram, startBoth, startGateway, startProcess } from './start.ts';
 
 const SILENT = /^a request has had no answer from the backend for 30 s$/;
 
@@ -45,7 +45,7 @@ suite('silences', SIDE_BY_SIDE, () => {
       res.setHeader('Content-Type', 'application/json').end('{"version":"0.100","mode":"native"}');
       req.resume();
     });
-    const gateway = await startProcess(t, { backend: { url: await serve(t, front) } });
+    const gateway = await startProcess(t, { backend: { url: await serve(t, front) }, program: patientProgram(t) });
     await until(() => linesOf(gateway, /^the backend answers/).length === 1);
     const said = linesOf(gateway, /^the backend /).map(({ message, reason, version }) => [message, reason ?? version]);
     assert.deepEqual(said, [['the backend did not answer as expected', 'status 502'], [
@@ -57,7 +57,7 @@ suite('silences', SIDE_BY_SIDE, () => {
   test('a wrong answer after a silence is logged too, and ends the query at start', async (t) => {
     const statuses = [503, 500];
     const front = http.createServer((_, res) => void res.writeHead(statuses.shift() ?? 200).end('{}'));
-    const gateway = await startProcess(t, { backend: { url: await serve(t, front) } });
+    const gateway = await startProcess(t, { backend: { url: await serve(t, front) }, program: patientProgram(t) });
     const said = () => linesOf(gateway, /^the backend /).map(({ level, reason }) => `${level} ${reason}`);
     await until(() => said().length === 2);
     await gateway.close();
@@ -111,7 +111,11 @@ suite('silences', SIDE_BY_SIDE, () => {
       answerAsBackend({ sent: [] } as unknown as Backend, seenOf(req, Buffer.alloc(0), true), res);
     });
     const url = await serve(t, late);
-    const gateway = await startProcess(t, { backend: { url }, env: { GATEWAY_ALLOW: 'metrics,info' } });
+    const gateway = await startProcess(t, {
+      backend: { url },
+      env: { GATEWAY_ALLOW: 'metrics,info' },
+      program: patientProgram(t),
+    });
     const up = async () => (await scrape(gateway, { path: '/metrics', headers: BEARER })).backend_up;
     await until(() => linesOf(gateway, /^the backend /).length === 1);
     assert.equal(await up(), 0);
@@ -145,7 +149,7 @@ suite('silences', SIDE_BY_SIDE, () => {
       backend: { url: to },
     });
     const file = fileWith(t, configOf(mute));
-    const gateway = await startProcess(t, { args: ['--config', file] });
+    const gateway = await startProcess(t, { args: ['--config', file], program: patientProgram(t) });
     const said = () => linesOf(gateway, /^the backend /).map(({ message, backend }) => `${message} ${backend}`);
     const up = async () => (await scrape(gateway, { path: '/metrics', headers: BEARER })).backend_up;
     const reload = async (to: string): Promise<void> => {

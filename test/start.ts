@@ -134,6 +134,17 @@ export function program(): Program {
   return [process.execPath, compiled];
 }
 
+/**
+ * The gateway, which first runs some code, and waits 100 times as long for its backend where it would wait 5 s or more:
+ * the backend is in this process, which other tests may keep busy for longer than that. Deno has no patience.
+ */
+export function patientProgram(t: TestContext, code = ''): Program {
+  const patience = `const { setTimeout } = globalThis;
+    globalThis.setTimeout = (run, ms, ...rest) => setTimeout(run, ms < 5000 ? ms : 100 * ms, ...rest);`;
+  const [file, ...args] = program();
+  return isNode ? [file, '--import', fileWith(t, `${code}\n${patience}`, 'first.mjs'), ...args] : [file, ...args];
+}
+
 /** A program in a new file. */
 export const script = (t: TestContext, code: string): Program => [process.execPath, fileWith(t, code, 'script.mjs')];
 
