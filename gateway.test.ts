@@ -131,6 +131,7 @@ test('a request cannot carry a second one past the check', async (t) => {
 
 test('a stranger costs 64 KiB of a body, and locks nobody out by guessing, by connections or by the log', async (t) => {
   const both = await startBoth(t, { ...tokens(), limits: { connections: 20 }, log: { format: 'json', level: 'info' } });
+  const sinceMs = Date.now();
   const head = 'POST /v2/send HTTP/1.1\r\nHost: x\r\nContent-Length: 104857600\r\n\r\n{"x":"';
   const { socket, text } = open(t, both.gateway, head);
   const end = closed(socket);
@@ -140,16 +141,21 @@ test('a stranger costs 64 KiB of a body, and locks nobody out by guessing, by co
   }
   await end;
   assert.match(text(), /^HTTP\/1\.1 401 /);
-  assert.ok(Number(both.gateway.requests()[0]?.bytesIn) <= 64 * 1024, both.gateway.output());
+  await until(() => both.gateway.requests().length > 0, 'the line of the stranger');
+  assert.ok(Number(both.gateway.requests()[0]!.bytesIn) <= 64 * 1024, both.gateway.output());
 
   for (let i = 0; i < 40; i++) open(t, both.gateway, head);
   const guesses = Array.from({ length: 200 }, (_, i) => ({ body: MESSAGE, headers: bearer(`${GUESS}-${i}`) }));
   await assertRefused(both, /^401 unauthorized$/, guesses.slice(0, 20));
-  await assertRefused(both, /^(401 unauthorized|429 too_many_failures)$/, guesses.slice(20));
-  await assertRefused(both, /^429 too_many_failures$/, [{ body: MESSAGE, headers: bearer(GUESS) }]);
+  const rest = await assertRefused(both, /^(401 unauthorized|429 too_many_failures)$/, guesses.slice(20));
+  // However slow the machine is: 30 at once, and 30 in each minute.
+  const granted = () => 31 + (Date.now() - sinceMs) / 2000;
+  const tried = 20 + rest.filter((outcome) => outcome === '401 unauthorized').length;
+  assert.ok(tried <= granted(), `${tried} of ${guesses.length} guesses got 401`);
   await assertUntouched(both);
   await until(() => both.gateway.requests().some(({ status }) => status === 201), 'the line of the send');
-  assert.ok(both.gateway.requests().length < 100, `${both.gateway.requests().length} lines in the log`);
+  const lines = both.gateway.requests().length;
+  assert.ok(lines <= 2 + granted(), `${lines} lines in the log`);
 });
 
 test('a wrong configuration opens nothing: all mistakes are told at once, and no secret', async (t) => {

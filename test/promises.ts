@@ -22,18 +22,21 @@ export function tokens(first: object = {}, second?: object): { tokens: Record<st
 export const CONFINED = tokens({ allow: ['messaging', 'info'], senders: [ACCOUNT], recipients: [FRIEND] });
 export const ALL_PLACES = { auth: { methods: ['bearer', 'basic', 'body', 'path', 'query'] } };
 
-/** The gateway itself refuses each of these requests, of which a text is the path of a GET. */
+/** The gateway itself refuses each of these requests, of which a text is the path of a GET. Returns the outcomes. */
 export async function assertRefused(
   { gateway }: Both,
   outcome: RegExp,
   requests: (Ask | string)[],
   headers: object = AS_FIRST,
-) {
+): Promise<string[]> {
+  const outcomes: string[] = [];
   for (const each of requests) {
     const request = typeof each === 'string' ? { path: each } : each;
     const { status, json, text } = await ask(gateway, { ...request, headers: { ...headers, ...request.headers } });
-    assert.match(`${status} ${json?.code}`, outcome, `${JSON.stringify(request)} got ${status} ${text}`);
+    outcomes.push(`${status} ${json?.code}`);
+    assert.match(outcomes.at(-1)!, outcome, `${JSON.stringify(request)} got ${status} ${text}`);
   }
+  return outcomes;
 }
 
 /** A good send is the first thing that the backend sees, on its first connection: nothing came before it. */
