@@ -1,3 +1,4 @@
+import { once } from 'node:events';
 import { writeFileSync } from 'node:fs';
 import http from 'node:http';
 import https from 'node:https';
@@ -383,9 +384,16 @@ suite('outages', SIDE_BY_SIDE, () => {
     t.after(() => child.kill('SIGKILL'));
     await until(() => /port \d+/.test(child.output()));
     const port = Number(/\d+/.exec(child.output()));
-    child.kill('SIGSTOP'); // its queue of connections fills, and the system drops further ones
-    const fillers = Array.from({ length: 8 }, () => open(t, { port }).socket);
-    const config = { backend: { url: `http://127.0.0.1:${port}`, wait: '1m' } };
+    // Its queue of connections fills, and the system drops further ones. Where packets wait for the processor, Linux
+    // accepts more than the queue has room for, so the first that is dropped shows that it is full.
+    child.kill('SIGSTOP');
+    const fillers: net.Socket[] = [];
+    for (let isTaken = true; isTaken;) {
+      const { socket } = open(t, { port });
+      fillers.push(socket);
+      isTaken = await Promise.race([once(socket, 'connect').then(() => true), pass(500).then(() => false)]);
+    }
+    const config = { backend: { url: `http://127.0.0.1:${port}`, wait: '1h' } };
     const gateway = await startGateway(t, { url: config.backend.url }, config, { connectTimeoutMs: 1500 });
     const sends = sendMany(gateway, 3);
     await isDown(gateway);
