@@ -405,8 +405,6 @@ type TokenSettings =
   & TokenFields['secret']
   & {
     readonly name: string;
-    /** Whether its secret, given as text, has a character that may be a mistake. */
-    readonly isOdd?: boolean;
   };
 
 // #endregion
@@ -1328,8 +1326,13 @@ function warningsOf(rules: Rules, { listen }: AtStart, nowMs: number) {
       ({ isHex }) => isHex,
     ),
     ...ofTokens(
-      'has a quote, a bracket, a brace, ":" or ";" in its secret; tokens in text are NAME=SECRET, with commas between them',
+      'has a secret with other characters than letters, digits and "-._~+/" ("=" at its end): a quote, a name or a second ' +
+        'token may have got into it; tokens in text are NAME=SECRET, with commas between them',
       ({ isOdd }) => isOdd,
+    ),
+    ...ofTokens(
+      `has "defaults" that no send can take: ${ONE_SEND}`,
+      ({ defaults }) => sendsTo(defaults?.recipients ?? []).length > 1,
     ),
     // Only of a file or the environment: the demo has such numbers.
     ...(rules.readFrom.length > 0 && all.some(hasExample)
@@ -3529,12 +3532,23 @@ class Template {
     if (open.length > 1) failTemplate(text, last.at, `${showTag(last.text)} has no ${showTag(`{{/${last.name}}}`)}`);
   }
 
+  /** The names, as written, of variables and sections that are nowhere in the data. */
+  missingIn(data: unknown) {
+    const found = new Set<Tag>();
+    this.render(data, found);
+    const tagsIn = ({ nodes }: Tag): Tag[] =>
+      nodes.flatMap((node) => typeof node === 'string' ? [] : [node, ...tagsIn(node)]);
+    const missing = tagsIn(this.#root).filter((tag) => tag.sigil !== '^' && !found.has(tag));
+    return [...new Set(missing.map(({ name }) => name))];
+  }
+
   /**
    * The text for some data, and whether any variable was found in the data. A text that becomes too long or takes too
    * many steps is cut, and ends with an ellipsis.
    * @param data as JSON.parse returns it.
+   * @param found gets the tags whose values are found.
    */
-  render(data: unknown) {
+  render(data: unknown, found?: Set<Tag>) {
     let text = '';
     let hasFound = false;
     let leftBytes = RENDER_LIMIT_BYTES;
@@ -3558,6 +3572,7 @@ class Template {
       const owner = contexts.findLast((context) => memberOf(context, tag.path[0]!) !== undefined);
       const value = tag.path.reduce(memberOf, owner);
       hasFound ||= !/[#^]/.test(tag.sigil) && value !== undefined;
+      if (value !== undefined) found?.add(tag);
       // A section is rendered for each element of a list. For any other value it is rendered once, but not for null,
       // '', false and 0.
       const items = Array.isArray(value) ? value : [value].filter(Boolean);
@@ -3599,6 +3614,7 @@ function mistakeInTag({ text, sigil, name }: Tag, open: readonly Tag[]) {
   if (text === '{{') return 'a "{{" has no "}}"';
   const shown = showTag(text);
   if (/[>=<$]/.test(sigil)) return `${shown}: partials, blocks and other delimiters are not supported`;
+  if (name === 'else') return `${shown}: there is no else; write {{^name}} … {{/name}}`;
   if (/\[\d*\]/.test(name)) return `${shown} has a bracket: write {{alerts.0.status}} for {{alerts[0].status}}`;
   if (!TAG_NAME.test(name)) {
     return `${shown} has no name, or one with a space, a brace or an empty part in it; there are no helpers such as "#if"`;
@@ -6174,7 +6190,12 @@ function checkTls({ 'tls.cert': cert, 'tls.key': key }: AtStart) {
   const broken = (name: string) => () => `its "${name}" is empty, truncated or encrypted, or is not PEM`;
   // One by one, because X509Certificate reads only the first of a chain.
   const [first] = attempt(() => pemParts(cert, 'CERTIFICATE').map((pem) => new X509Certificate(pem)), broken('cert'));
-  const privateKey = attempt(() => createPrivateKey(pemParts(key, 'PRIVATE KEY')[0] ?? ''), broken('key'));
+  const [keyPem = ''] = pemParts(key, 'PRIVATE KEY');
+  ensure(
+    keyPem !== '' || !/BEGIN CERTIFICATE/.test(key),
+    'its "key" is a certificate: exchange the two, or name the file of the key',
+  );
+  const privateKey = attempt(() => createPrivateKey(keyPem), broken('key'));
   ensure(first !== undefined && /-----END [A-Z0-9 ]+-----\s*$/.test(cert), broken('cert')());
   ensure(first.checkPrivateKey(privateKey), 'its "key" is not the key of the first certificate in "cert"');
   attempt(
@@ -6293,7 +6314,7 @@ function readTokenText(text: string, mistakes: Mistakes) {
       ensure(!isBracketed(secret), IN_BRACKETS);
       return readSecret(secret);
     });
-    return { ...read, name, isOdd: /["'`\u2018-\u201f:;{}[\]]/.test(secret.replace(/^sha256:/i, '')) };
+    return { ...read, name };
   });
 }
 
@@ -6335,7 +6356,7 @@ function readTokenObject(value: unknown, mistakes: Mistakes) {
 /** The digests of an empty text and an empty line: `sha256sum` was given no secret. Any request has an empty one. */
 const NO_DIGESTS = ['', '\n', '\r\n'].map(digestOf);
 
-/** Reads a secret, and returns its digest, and whether the secret looks like one itself. No message shows any of it. */
+/** Reads a secret, and returns its digest, and what the secret looks like. No message shows any of it. */
 function readSecret(secret: unknown) {
   ensure(typeof secret === 'string', 'must be a string');
   if (/^sha256:/i.test(secret)) {
@@ -6364,6 +6385,7 @@ function readSecret(secret: unknown) {
   return {
     digest: digestOf(secret),
     isHex: /^[0-9a-f]{64}$/i.test(secret),
+    isOdd: !/^[\w.~+/-]+=*$/.test(secret),
     needsEscapes: /[^\w.~-]/.test(secret), // in a URL (RFC 3986 2.3)
   };
 }
@@ -6612,7 +6634,7 @@ async function addToken({ file, env, flags }: CommandInput, name: string, words:
   if (isListing) throw new UsageError(await listKnown(settings, name, number));
   const recipients = await findRecipients(settings, number, words);
   const ids = recipients.map(({ id }) => id);
-  if (client.names === 'by defaults') checkOneSend(ids);
+  ensure(client.names !== 'by defaults' || sendsTo(ids).length <= 1, ONE_SEND);
   const uuids = client.repliesToUuids ? await findUuids(settings, number, ids) : [];
   const lists = client.names === 'itself'
     ? { senders: [number], recipients: ids }
@@ -6870,13 +6892,8 @@ function sendsTo(ids: readonly string[]) {
   return [persons, ids.filter(isName), ...ids.filter(isGroupId).map((id) => [id])].filter((list) => list.length > 0);
 }
 
-/** Refuses recipients that the defaults of one send cannot name. */
-function checkOneSend(ids: readonly string[]) {
-  ensure(
-    sendsTo(ids).length <= 1,
-    'one send goes to phone numbers and UUIDs, or to user names, or to one group: make a token for each',
-  );
-}
+/** What the defaults of one send can name. */
+const ONE_SEND = 'one send goes to phone numbers and UUIDs, or to user names, or to one group: make a token for each';
 
 /** A name that a stranger may have chosen, so that it can neither steer a terminal nor fill it. */
 function showName(name: unknown) {
@@ -7331,6 +7348,9 @@ function describeToken(token: Token) {
         'its message has "{%", "${" or single braces, which are sent as they stand; write {{name}}, or {{#name}} … {{/name}}',
       ]
       : []),
+    ...(token.message && !token.defaults?.number && !token.defaults?.recipients
+      ? ['its "message" makes sends of webhooks, which name no account and no recipients: set "defaults"']
+      : []),
     // Only here: such a token may be meant, and a warning at each start would teach its owner to read over warnings.
     ...(token.digest && acts && !token.senders && !token.recipients
       ? ['nothing confines it: it may send from any account to anyone']
@@ -7416,7 +7436,12 @@ function renderMessage(settings: Settings, name: string, body: Buffer) {
   const text = String(message.message ?? '');
   const isLegible = JSON.stringify(text) === `"${text}"`;
   const shown = text.replace(/[^\P{Cc}\n\t]/gu, '');
-  return { said: JSON.stringify(message, null, 2), remark: isLegible ? '' : `gateway: the phone shows\n\n${shown}\n` };
+  const missing = token.message?.missingIn(payload) ?? [];
+  const remarks = [
+    ...(isLegible ? [] : [`gateway: the phone shows\n\n${shown}\n`]),
+    ...(missing.length > 0 ? [`gateway: this payload has no ${joinFirst(missing, ', ')}\n`] : []),
+  ];
+  return { said: JSON.stringify(message, null, 2), remark: remarks.join('\n') };
 }
 
 /** What to do if the backend did not answer as expected. Each runtime has its own words for the reasons. */
