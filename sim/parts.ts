@@ -206,6 +206,8 @@ export interface Case {
   /** A header that only browsers send. */
   browser?: 'User-Agent' | 'Sec-Fetch-Site';
   hasRange?: boolean;
+  /** Whether its body has a field that is none of the backend's. */
+  hasUnknown?: boolean;
   account: string;
   recipient: string;
   /** The type that an attachment declares. */

@@ -42,6 +42,7 @@ function genCase(draw: Draw): Case {
     ...(draw.chance(0.3) && { origin: draw.pick(['https://dash.example', 'https://evil.example', 'null']) }),
     ...(draw.chance(0.2) && { browser: draw.pick(['User-Agent', 'Sec-Fetch-Site'] as const) }),
     ...(draw.chance(0.2) && { hasRange: true }),
+    ...(draw.chance(0.1) && { hasUnknown: true }),
     account: draw.pick([FROM, FROM, FROM, ELSE]),
     recipient: draw.pick([TO, TO, TO, ELSE]),
     ...(draw.chance(0.2) && { attachment: draw.pick(['', 'data:image/png;filename=a.png;base64,', EVIL_FILE]) }),
@@ -82,6 +83,7 @@ function writeCase({ route, credentials, spelling, from, origin, browser, hasRan
     ...(template === '/v2/send' && { number: sent.account, recipients: [sent.recipient], message: 'x' }),
     ...(/members$|admins$/.test(template) && { [template.split('/').at(-1)!]: [sent.recipient] }),
     ...(methods.includes('{}') && !/send|groups/.test(template) && { recipient: sent.recipient, timestamp: 1 }),
+    ...(sent.hasUnknown && { groupId: 'x' }), // signal-cli reads it, and the backend does not
     ...(template === '/v2/send' && sent.attachment !== undefined && { base64_attachments: [`${sent.attachment}QUJD`] }),
   };
   const authorizations: string[] = [];
@@ -110,7 +112,7 @@ function writeCase({ route, credentials, spelling, from, origin, browser, hasRan
 
 /** The model: codes, one of which the response must have; none if it must be served. `credit` is the slow token's. */
 function judge(each: Case, credit: { ms: number }, shared: SharedName): { codes: string[]; retryAfter?: string } {
-  const { route, credentials, from, origin, browser, hasRange, account, recipient, attachment } = each;
+  const { route, credentials, from, origin, browser, hasRange, hasUnknown, account, recipient, attachment } = each;
   const [methods = '', template = ''] = route.split(' ');
   const [isGet, hasBody] = [methods === 'GET', methods.includes('{}')];
   const places = credentials.map(({ auth }) => auth === 'basic' ? 'bearer' : auth);
@@ -140,6 +142,13 @@ function judge(each: Case, credit: { ms: number }, shared: SharedName): { codes:
     credit.ms -= 20_000;
   }
   const more = codesOfBody(methods, template, { account, recipient }, lists);
+  const isConfined = (lists.accounts ?? lists.recipients) !== undefined;
+  const hasForeign = hasUnknown || /^\/v1\/(?:typing-indicator|polls|sticker-packs)\b/.test(template); // the timestamp
+  // From what a token with defaults posts, a send is made that has its fields alone.
+  const ownLists = ['confined', 'half', 'everyone'].includes(token);
+  const hasDefaults = token === 'derived' || (!ownLists && /^(?:defaults|wider)$/.test(shared));
+  const isBuilt = template === '/v2/send' && hasDefaults;
+  if (isConfined && hasBody && hasForeign && !isBuilt) return { codes: ['bad_field', ...more] };
   if (more.length > 0) return { codes: [...more, ...(attachment === EVIL_FILE ? ['bad_field'] : [])] };
   return { codes: template === '/v2/send' && attachment === EVIL_FILE ? ['bad_field'] : [] };
 }
