@@ -102,110 +102,6 @@ function placesOf(kind: string) {
 const LEVELS = ['debug', 'info', 'warn', 'error'] as const;
 type Level = (typeof LEVELS)[number];
 
-/**
- * The configuration, in the shape of the JSON file. Every field is optional, and docs/reference.md is its manual.
- * Durations and sizes are strings with a unit (`250ms 30s 5m 1h 7d`, `64KiB 150MiB`). Each field has a row in `SETTINGS`.
- */
-interface GatewayConfig {
-  backend?: {
-    /** The http or https URL of the backend. @default http://127.0.0.1:8080 */
-    url?: string;
-    /** How long the backend may take from the last byte of a request to its response headers. @default 150s */
-    timeout?: string;
-    /** The maximum number of concurrent requests to the backend; further requests queue. @default 4 */
-    parallel?: number;
-    /** How long a send, or `GET /v1/about`, waits in all while the backend refuses connections. @default 30s */
-    wait?: string;
-  };
-  /** The address to listen on: `host:port`, `:port` (every interface) or `[::]:port`. @default 127.0.0.1:8880 */
-  listen?: string;
-  tls?: {
-    /** A PEM file with a certificate and its chain. */
-    cert?: string;
-    /** A PEM file with the private key of `cert`. */
-    key?: string;
-  };
-  auth?: {
-    /** The accepted authentication methods, of bearer, basic, query, path, body. @default bearer,basic,body */
-    methods?: AuthMethod[];
-    /** Whether a gateway without tokens may listen for other machines. @default false */
-    anonymous?: boolean;
-  };
-  /** The tokens, by name. If absent, the gateway requires no credential. */
-  tokens?: Record<string, TokenConfig>;
-  /** The `defaults` of every token that has no `senders`, `recipients` and `defaults` of its own. */
-  defaults?: {
-    number?: string;
-    recipients?: string[];
-    text_mode?: 'normal' | 'styled';
-  };
-  /** The `senders` of every token that has neither these nor a `number` in its own `defaults`. */
-  senders?: string[];
-  /** The `recipients` of every token that has neither these nor those in its own `defaults`. */
-  recipients?: string[];
-  /**
-   * The endpoints that may be called: the groups send, info, receive, messaging, setup, metrics, and patterns such as
-   * `GET /v1/groups/:number` or `* /v1/groups/*`.
-   * @default send,info
-   */
-  allow?: string[];
-  /** Requests per time for each token, such as `30/1m`. */
-  rate?: string;
-  /** Addresses and CIDR ranges of clients. */
-  clients?: string[];
-  /** Origins such as `https://dash.example:8443` whose pages may use the gateway and read its responses. */
-  cors?: string[];
-  /** Addresses and CIDR ranges of proxies whose X-Forwarded-For is trusted. */
-  trustedProxies?: string[];
-  limits?: {
-    /** The largest request body. @default 150MiB */
-    body?: string;
-    /** The maximum number of concurrent connections. @default 1024 */
-    connections?: number;
-  };
-  /** How long running requests have to finish after SIGTERM, and in `close()`. @default 8s */
-  shutdown?: string;
-  log?: {
-    /** The least severe level that is logged: debug, info, warn, error. @default info */
-    level?: Level;
-    /** `text` or `json`. @default text */
-    format?: 'text' | 'json';
-  };
-}
-
-/**
- * One token. A field that also exists at the top level replaces the value there; if the field is absent, the token
- * inherits that value. Only a token with none of `senders`, `recipients` and `defaults` inherits `defaults`, and one whose
- * own `defaults` name an account or recipients is confined to these.
- */
-interface TokenConfig {
-  /** The secret, with at least 16 characters; or its digest, as `sha256:` and 64 hexadecimal digits. */
-  secret?: string;
-  /** A file with the secret, instead of `secret`. */
-  secretFile?: string;
-  /** Like `auth.methods`. */
-  methods?: AuthMethod[];
-  /** Like the top-level `allow`. */
-  allow?: string[];
-  /** The accounts that the token may send from and read, each `+` and digits; `*` alone is every account. */
-  senders?: string[];
-  /**
-   * The recipients that the token may send to: phone numbers, user names, UUIDs, `group.…` ids and `group.*` for any
-   * group; `*` alone is everyone.
-   */
-  recipients?: string[];
-  /** Like the top-level `rate`. */
-  rate?: string;
-  /** Like the top-level `clients`. */
-  clients?: string[];
-  /** Valid through a day in UTC (`2027-06-30`), or until a time (`2027-06-30T12:00:00Z`). */
-  expires?: string;
-  /** Fields that the gateway adds to a message if the body lacks them. They confine, if there are no lists. */
-  defaults?: { number?: string; recipients?: string[]; text_mode?: 'normal' | 'styled' };
-  /** A Mustache template for the message, filled from the body; a list holds the template's lines. */
-  message?: string | string[];
-}
-
 /** Options for tests and for programs that embed the gateway. The times are described at the constants. */
 interface GatewayOptions {
   /**
@@ -247,13 +143,20 @@ interface Gateway {
 // #endregion
 
 // #region SETTINGS
-// A setting has one field above, one row here, and one use. A test compares rows, fields and docs/reference.md.
+// A setting has one row here and one use. A test compares the rows with docs/reference.md.
 
 /**
- * Reads a value from JSON or from an environment variable.
+ * Reads a value from JSON or from an environment variable. `Written` is how JSON and `createGateway` write it.
  * @throws {UsageError} that describes the mistake and never contains a secret.
  */
-type Reader<T> = (value: unknown) => T;
+type Reader<T, Written = unknown> = ((value: unknown) => T) & { readonly written?: Written };
+
+/** Gives a reader the type of what it reads. */
+function reads<Written>() {
+  return function <T>(read: (value: unknown) => T): Reader<T, Written> {
+    return read;
+  };
+}
 
 /** A setting's reader, its line in `--help`, and its default, if there is one. */
 type Setting = readonly [Reader<unknown>, help: string, fallback?: string];
@@ -278,6 +181,9 @@ const readSenders = listOrEveryone(
 );
 const readRecipients = listOrEveryone(readerOfRecipients(true));
 const readTextMode = wordOf(['normal', 'styled']);
+const readPem = reads<string>()((path) => readFile(path));
+const readAllowed = reads<string[]>()(readAllow);
+const readNetworks = reads<string[]>()(readAddresses);
 
 /**
  * The settings of the top level. The loader and `--help` use these rows. A test compares them with the table in
@@ -285,7 +191,7 @@ const readTextMode = wordOf(['normal', 'styled']);
  */
 const SETTINGS = {
   'backend.url': [
-    readBackend,
+    reads<string>()(readBackend),
     "the backend's address; may have a path prefix and USER:PASSWORD@",
     'http://127.0.0.1:8080',
   ],
@@ -305,23 +211,23 @@ const SETTINGS = {
     'host:port, or :port for every interface',
     '127.0.0.1:8880',
   ],
-  'tls.cert': [(path: unknown) => readFile(path), 'a PEM file with a certificate and its chain, for https'],
-  'tls.key': [(path: unknown) => readFile(path), 'a PEM file with the private key of tls.cert'],
+  'tls.cert': [readPem, 'a PEM file with a certificate and its chain, for https'],
+  'tls.key': [readPem, 'a PEM file with the private key of tls.cert'],
   'auth.methods': [readMethods, 'the accepted ones of bearer, basic, query, path, body', 'bearer,basic,body'],
   'auth.anonymous': [
-    (value: unknown) => wordOf(['true', 'false'])(value) === 'true',
+    reads<boolean>()((value) => wordOf(['true', 'false'])(value) === 'true'),
     'true to run without tokens where other machines can connect',
     'false',
   ],
   'tokens': [readTokens, 'SECRET or name=SECRET, …; in the file an object, name to settings'],
   'defaults.number': [readNumber, 'the account of a send that names none, for tokens without own lists'],
-  'defaults.recipients': [readDefaultRecipients, 'the recipients of a send that names none, for the same tokens'],
+  'defaults.recipients': [reads<string[]>()(readDefaultRecipients), 'the recipients of a send that names none, for the same tokens'],
   'defaults.text_mode': [readTextMode, 'normal or styled, for the same tokens'],
   'senders': [readSenders, 'accounts that a token may use if it names none; any if absent'],
   'recipients': [readRecipients, 'where a token may send if it names nobody; anyone if absent'],
-  'allow': [readAllow, 'any of send, info, receive, messaging, setup, metrics, "GET /v1/groups/*"', 'send,info'],
+  'allow': [readAllowed, 'any of send, info, receive, messaging, setup, metrics, "GET /v1/groups/*"', 'send,info'],
   'rate': [readRate, 'requests per time for each token, such as 30/1m'],
-  'clients': [readAddresses, 'addresses and CIDR ranges that may connect; any if absent'],
+  'clients': [readNetworks, 'addresses and CIDR ranges that may connect; any if absent'],
   'cors': [
     // Origins are compared as written, so one that no browser would send is refused.
     listOf(textThat(
@@ -330,7 +236,7 @@ const SETTINGS = {
     )),
     'origins whose pages may use the gateway and read its responses',
   ],
-  'trustedProxies': [readAddresses, 'proxies whose X-Forwarded-For is trusted'],
+  'trustedProxies': [readNetworks, 'proxies whose X-Forwarded-For is trusted'],
   'limits.body': [
     scalarOf('a size such as 150MiB', parseSize),
     'the largest request body; a larger one gets 413',
@@ -345,20 +251,48 @@ const SETTINGS = {
 /** The readers of a token's fields, by the field's name. `--help` describes the fields. */
 const TOKEN_READERS = {
   methods: readMethods,
-  allow: readAllow,
+  allow: readAllowed,
   rate: readRate,
-  clients: readAddresses,
-  secret: readSecret,
-  secretFile: (path: unknown) => readSecret(readFile(path).trim()), // editors end a file with a line feed
+  clients: readNetworks,
+  secret: reads<string>()(readSecret),
+  secretFile: reads<string>()((path) => readSecret(readFile(path).trim())), // editors end a file with a line feed
   senders: readSenders,
   recipients: readRecipients,
   expires: scalarOf(
     'a date such as 2027-06-30 (valid through that day, UTC) or a time such as 2027-06-30T12:00:00Z',
     parseExpiry,
   ),
-  defaults: readDefaults,
-  message: readTemplate,
-} satisfies Record<keyof TokenConfig, Reader<unknown>>;
+  defaults: reads<MessageDefaults>()(readDefaults),
+  message: reads<string | string[]>()(readTemplate),
+} satisfies Record<string, Reader<unknown>>;
+
+/** A reader's type of what is written. */
+type WrittenFor<R> = R extends { readonly written?: infer Written } ? Exclude<Written, undefined> : never;
+
+/** What a path such as `backend.url` has before its dot. */
+type GroupOf<Path> = Path extends `${infer Group}.${string}` ? Group : never;
+
+/** The configuration, in the shape of the JSON file: `backend.url` is `{ backend: { url } }`. Every field is optional. */
+type GatewayConfig =
+  & { [P in Exclude<keyof typeof SETTINGS, `${string}.${string}` | 'tokens'>]?: WrittenFor<(typeof SETTINGS)[P][0]> }
+  & { tokens?: Record<string, TokenConfig> }
+  & {
+    [G in GroupOf<keyof typeof SETTINGS>]?: {
+      [P in keyof typeof SETTINGS as P extends `${G}.${infer Key}` ? Key : never]?: WrittenFor<
+        (typeof SETTINGS)[P][0]
+      >;
+    };
+  };
+
+/** The fields of a message that a token or the top level can have by default. */
+type MessageDefaults = { number?: string; recipients?: string[]; text_mode?: 'normal' | 'styled' };
+
+/**
+ * One token in the configuration. A field that also exists at the top level replaces the value there; if the field is
+ * absent, the token inherits that value. Only a token with none of `senders`, `recipients` and `defaults` inherits
+ * `defaults`, and one whose own `defaults` name an account or recipients is confined to these.
+ */
+type TokenConfig = { [F in keyof typeof TOKEN_READERS]?: WrittenFor<(typeof TOKEN_READERS)[F]> };
 
 /** The rows, in the order of `--help`. */
 const SETTING_ROWS = Object.entries<Setting>(SETTINGS);
@@ -5835,8 +5769,12 @@ function placeOf(key: string, index: number) {
  * @param parse returns undefined for a text that is wrong, such as an empty one.
  * @param hints by the text: what its owner cannot see.
  */
-function scalarOf<T>(expected: string, parse: (text: string) => T | undefined, hints: Hints = []) {
-  return (value: unknown) => {
+function scalarOf<T>(
+  expected: string,
+  parse: (text: string) => T | undefined,
+  hints: Hints = [],
+): Reader<T, string> {
+  return (value) => {
     // A program that embeds the gateway can give any value, with a text of its own.
     const text = /^(?:string|number|boolean)$/.test(typeof value) ? String(value) : '';
     const parsed = parse(text);
@@ -5862,7 +5800,7 @@ function adviceFor(hints: Hints, wrong: string) {
  * Makes a reader of sets: an array in JSON, a text separated by commas in the environment. An empty list is refused,
  * because it could mean "nobody" as well as "no limit".
  */
-function listOf<T>(read: Reader<T>): Reader<ReadonlySet<T>> {
+function listOf<T, Written>(read: Reader<T, Written>): Reader<ReadonlySet<T>, Written[]> {
   return (value) => {
     const items = typeof value === 'string' ? value.trim().split(/\s*,\s*/).filter(Boolean) : value;
     ensure(Array.isArray(items) && items.length > 0, 'must be a list with at least one entry');
@@ -5880,8 +5818,8 @@ function listOf<T>(read: Reader<T>): Reader<ReadonlySet<T>> {
 const EVERYONE = 'everyone';
 
 /** Makes a reader of a token's list, in which "*" stands alone and means everyone. */
-function listOrEveryone(read: Reader<string>) {
-  return (value: unknown) => value === '*' || isDeepStrictEqual(value, ['*']) ? EVERYONE : listOf(read)(value);
+function listOrEveryone(read: Reader<string, string>): Reader<typeof EVERYONE | ReadonlySet<string>, string[]> {
+  return (value) => value === '*' || isDeepStrictEqual(value, ['*']) ? EVERYONE : listOf(read)(value);
 }
 
 /**
@@ -5915,9 +5853,9 @@ function refuseSetting(known: readonly string[]): never {
 }
 
 /** Makes a reader of one of these words. */
-function wordOf<T extends string>(words: readonly T[]) {
+function wordOf<const T extends string>(words: readonly T[]) {
   const expected = words.length > 2 ? `one of ${words.join(', ')}` : words.join(' or ');
-  return scalarOf(expected, (text) => words.find((word) => word === text));
+  return reads<T>()(scalarOf(expected, (text) => words.find((word) => word === text)));
 }
 
 /** Makes a reader of texts. A text that `isRight` is kept as it is. */
@@ -5932,10 +5870,10 @@ function isObject(value: unknown): value is JsonObject {
 
 /** Makes a reader of whole numbers of at most nine digits, without sign or leading zeros. */
 function countFrom(least: number) {
-  return scalarOf(`a whole number of at least ${least}`, (text) => {
+  return reads<number>()(scalarOf(`a whole number of at least ${least}`, (text) => {
     const count = /^(?:0|[1-9][0-9]{0,8})$/.test(text) ? Number(text) : NaN;
     return count >= least ? count : undefined;
-  });
+  }));
 }
 
 const UNIT_MS: Record<string, number> = { ms: 1, s: 1000, m: 60_000, h: 3_600_000, d: 86_400_000 };
@@ -5953,8 +5891,8 @@ function duration(example: string) {
 }
 
 /** Makes a reader return Infinity for 0, which means no limit. For `backend.wait`, it means no wait. */
-function zeroAsNoLimit(read: Reader<number>) {
-  return (value: unknown) => read(value) || Infinity;
+function zeroAsNoLimit<Written>(read: Reader<number, Written>): Reader<number, Written> {
+  return (value) => read(value) || Infinity;
 }
 
 /** The units of sizes. Each is 1024 times the one before it. */

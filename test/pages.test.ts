@@ -39,7 +39,7 @@ const PROBLEMS = Array.from(
 );
 
 suite('pages', SIDE_BY_SIDE, () => {
-  test("the pages' tables of settings and the doc comments of the configuration's fields match the code", () => {
+  test("the pages' tables of settings match the code", () => {
     const rows = Array.from(HELP.matchAll(/^ {2}([a-z][\w.]*)(?: +\[(.+)\])?\n {6}(.*)$/gm));
     const listed = settingsIn(MANUAL, 'Every setting');
     const pathsOf = (table: string[]): string[] => table.map((row) => row.split('`')[1]!);
@@ -47,10 +47,6 @@ suite('pages', SIDE_BY_SIDE, () => {
     assert.ok(paths.length >= 20, `the settings in --help: ${paths}`);
     assert.deepEqual(difference('--help', paths, 'the table of docs/reference.md', pathsOf(listed)), []);
     assert.deepEqual(pathsOf(listed), paths, 'the order in docs/reference.md is that of --help');
-    const [manual] = /^interface GatewayConfig \{[^]*?^\}/m.exec(SOURCE)!;
-    const fields = groupsOf(manual, /^ +(\w+)\?: (?!\{)/gm);
-    const names = paths.map((path) => path.split('.').at(-1)!);
-    assert.deepEqual(difference('GatewayConfig', fields, '--help', names), []);
     for (const [i, [, path, fallback, help]] of rows.entries()) {
       listed[i] = listed[i]!.replaceAll('\\*', '*');
       const row = `| \`${path}\` | ${help}`;
@@ -61,8 +57,6 @@ suite('pages', SIDE_BY_SIDE, () => {
         fallback,
         `the default of ${path} in docs/reference.md`,
       );
-      const field = new RegExp(`/\\*\\*((?:(?!\\*/)[^])*)\\*/\\s+${path!.split('.').at(-1)}\\?:`).exec(manual);
-      assert.equal(/@default (\S+)/.exec(field?.[1] ?? '')?.[1], fallback, `@default of ${path} in GatewayConfig`);
     }
     const common = settingsIn(README, 'What a token may do');
     const ofTokens = TOKEN_SETTINGS.filter((name) => name !== 'secretFile');
