@@ -2623,11 +2623,10 @@ class RequestBody {
   }
 
   /**
-   * Yields a large body as fast as it is consumed. The chunk with the closing brace, and what follows, waits until the
-   * whole body is accepted, so that a refused body is never a complete document for the backend.
-   * @param beforeEnd is called before the first of these chunks.
+   * Yields a large body as fast as it is consumed, but not its end: the chunk with the closing brace, and what follows.
+   * A refused body is so never a complete document for the backend.
    */
-  async *chunks(beforeEnd: () => Promise<void>) {
+  async *beginning() {
     const scan = this.#scan!;
     while (!this.#isComplete) {
       if (!scan.isEnded) yield* this.#chunksRead.splice(0);
@@ -2645,8 +2644,11 @@ class RequestBody {
       // The empty chunk at the end of a chunked body is left out: writing it could end the request to the backend.
       if (chunk.length > 0) gatherChunk(this.#chunksRead, chunk);
     }
-    await beforeEnd();
-    yield* this.#chunksRead;
+  }
+
+  /** The end of a large body, once all of it was accepted. */
+  get end(): readonly Uint8Array[] {
+    return this.#chunksRead;
   }
 
   /** Reads the whole body into memory, to build a message from it. */
@@ -4554,17 +4556,17 @@ async function writeUpload(
   // UNTIL node:http reads a response that came before a failed write: a backend that responds early and closes with
   // unread bytes loses some of its responses on every runtime (findings/node-http-loses-early-response.sh).
   const { rules } = exchange;
-  const beforeEnd = async () => {
-    await exchange.upstream.slots.acquire(exchange);
-    onSent();
-  };
-  for await (const chunk of upload.chunks(beforeEnd)) {
+  const write = async (chunk: Uint8Array) => {
     exchange.uploadBytes += chunk.length;
     // Without a limit, one token could fill the backend's memory, because an upload needs no slot before its last byte.
     const ownBytes = sumOf(runningLike(exchange), 'uploadBytes');
     if (ownBytes > 2 * rules['limits.body']) throw new Problem('busy', 'unfinished_uploads');
     await writeChunk(exchange, outgoing, chunk, rules['backend.timeout'], 'backend_timeout');
-  }
+  };
+  for await (const chunk of upload.beginning()) await write(chunk);
+  await exchange.upstream.slots.acquire(exchange);
+  onSent();
+  for (const chunk of upload.end) await write(chunk);
   exchange.uploadBytes = 0;
   outgoing.end();
 }
@@ -4943,8 +4945,8 @@ function connect(owner: Pick<Exchange, 'underway'>, request: http.RequestOptions
 const unreachable = (reason: string, logged?: string) => new Problem('backend_unreachable', reason, { logged });
 
 /** Whether the body for the backend streams, because it is larger than the head. */
-function isStream(content: Content) {
-  return content !== undefined && 'chunks' in content;
+function isStream(content: Content): content is RequestBody {
+  return content instanceof RequestBody;
 }
 
 // #endregion
