@@ -76,27 +76,9 @@ const VERSION = '1.0.0';
 
 // #region PUBLIC TYPES
 
-/**
- * The authentication methods, and where a client puts its token. Before the gateway relays a request, it empties all of
- * these places, whichever methods it accepts. To support another header or query parameter, add a row. The segment is
- * removed by `parseTarget`, and the value of the member is overwritten by BodyScan.
- */
-const AUTH_METHODS = {
-  bearer: 'header authorization',
-  basic: 'header authorization',
-  query: 'parameter @auth',
-  path: 'segment @auth=',
-  body: 'member auth',
-} as const satisfies Record<string, `${'header' | 'parameter'} ${string}` | 'segment @auth=' | 'member auth'>;
-type AuthMethod = keyof typeof AUTH_METHODS;
-
-/** The names of the methods in settings and in the log. */
-const METHOD_NAMES = Object.keys(AUTH_METHODS) as AuthMethod[];
-
-/** The names of all places of one kind, `header ` or `parameter `. */
-function placesOf(kind: string) {
-  return Object.values(AUTH_METHODS).flatMap((place) => place.startsWith(kind) ? place.slice(kind.length) : []);
-}
+/** The authentication methods, by their names in settings and in the log. */
+const METHOD_NAMES = ['bearer', 'basic', 'query', 'path', 'body'] as const;
+type AuthMethod = (typeof METHOD_NAMES)[number];
 
 /** Log levels, least severe first. A line is written if its level is at or above the configured one. */
 const LEVELS = ['debug', 'info', 'warn', 'error'] as const;
@@ -1866,9 +1848,6 @@ function isLeftToEnd({ stage, target, answeredMs }: Exchange) {
 // path again (`:number` twice). So the gateway parses a target once, checks it, and builds a new one from checked
 // parts.
 
-/** The query parameters that are removed from every request. */
-const CREDENTIAL_PARAMETERS = placesOf('parameter ');
-
 /** A parsed and checked request target. The target for the backend is built only from its parts. */
 type Target = ReturnType<typeof parseTarget>;
 
@@ -1943,7 +1922,7 @@ function parseQuery(query: string, isOfSend: boolean) {
     const { left = '', right = '' } = /^(?<left>[^=]*)=?(?<right>.*)$/.exec(pair.replaceAll('+', ' '))!.groups!;
     const name = decodePart(left);
     const value = decodePart(right, isOfSend && name === 'message');
-    if (CREDENTIAL_PARAMETERS.includes(name)) secrets.push(value);
+    if (name === '@auth') secrets.push(value); // removed, whichever methods are accepted
     else {
       kept.push(pair);
       parameters.push([name, value]);
@@ -4346,7 +4325,7 @@ function findByte(chunk: Buffer, i: number, table: Uint8Array): number {
 
 /** End-to-end fields of the client that the backend does not get. */
 const NOT_TO_BACKEND = new Set([
-  ...placesOf('header '),
+  'authorization',
   // The gateway has obeyed `expect`, sets the length itself, and gives the next two in its X-Forwarded-For. Browsers
   // and proxies copy the URL, which may contain a token, into the next four. Cookies belong to other programs.
   ...('expect content-length forwarded x-real-ip ' +
@@ -7562,11 +7541,11 @@ function isEntryPoint() {
 
 // Public API: createGateway, ConfigError and the types. The rest is exported for tests only.
 export {
-  AUTH_METHODS,
   BodyScan,
   ConfigError,
   createGateway,
   loadSettings,
+  METHOD_NAMES,
   Metrics,
   parseTarget,
   RateLimiter,

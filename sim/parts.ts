@@ -7,7 +7,7 @@
 type Word<T extends string> = T extends `${infer First} ${infer Rest}` ? First | Word<Rest> : T;
 export const words = <T extends string>(text: T): Word<T>[] => text.split(' ') as Word<T>[];
 
-export type AuthMethod = keyof typeof import('../gateway.ts').AUTH_METHODS;
+export type AuthMethod = (typeof import('../gateway.ts').METHOD_NAMES)[number];
 
 /** The names of `TOKENS`, of `CHANGES` and of `SHARED`. */
 export type TokenName = 'free' | 'other' | 'hanger' | 'guest' | 'confined' | 'watcher' | 'maker';

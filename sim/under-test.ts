@@ -9,11 +9,11 @@ import { SECRET_PATTERN } from './tokens.ts';
 
 /** GATEWAY_FILE names another file than gateway.ts. */
 export const FILE = gatewayFile(process.env.GATEWAY_FILE);
-export const { createGateway, AUTH_METHODS: methodRows, ROUTES: ROWS } = await import(
+export const { createGateway, METHOD_NAMES, ROUTES: ROWS } = await import(
   FILE.href
 ) as typeof import('../gateway.ts');
 
-export const AUTH_METHODS = Object.keys(methodRows) as AuthMethod[];
+export const AUTH_METHODS: AuthMethod[] = [...METHOD_NAMES];
 
 /** A line of the gateway's log. */
 export type Line = Record<string, unknown>;

@@ -247,7 +247,7 @@ suite('module', SIDE_BY_SIDE, () => {
       text.replace(/\s+/g, ' ').replace(', }', ' }')
     );
     assert.deepEqual(exported, [
-      'export { AUTH_METHODS, BodyScan, ConfigError, createGateway, loadSettings, Metrics, parseTarget, RateLimiter, ROUTES, run, Template };',
+      'export { BodyScan, ConfigError, createGateway, loadSettings, METHOD_NAMES, Metrics, parseTarget, RateLimiter, ROUTES, run, Template };',
       'export type { Gateway, GatewayConfig, GatewayOptions, TokenConfig };',
     ]);
   });
