@@ -1478,14 +1478,13 @@ class Exchange {
 
   /** Writes the head of the response. @param body if it is short. */
   respond(status: number, headers: OutgoingHttpHeaders | string[], body?: string, statusText?: string) {
-    if (isLastResponse(this)) this.connection.isClosing = true;
-    this.res.shouldKeepAlive = !this.connection.isClosing;
+    this.res.shouldKeepAlive = !isLastResponse(this);
     this.status = status;
     this.lastPart = body;
     if (body && this.req.method !== 'HEAD') this.bytesOut = Buffer.byteLength(body);
     // Never undefined: after a text that writeHead refused, the text of the next call would be the same.
     this.res.writeHead(status, statusText ?? http.STATUS_CODES[status], headers);
-    // writeHead undoes this if the client still expects "100 Continue".
+    // Read again, because writeHead sets it to false if the client still expects "100 Continue".
     if (!this.res.shouldKeepAlive) this.connection.isClosing = true;
   }
 
@@ -1557,8 +1556,10 @@ class Exchange {
 }
 
 /** Whether the connection closes after a response whose head is about to be written. */
-function isLastResponse({ core, connection, req, res, isBuiltMessage }: Exchange) {
+function isLastResponse({ core, connection, req, res, isBuiltMessage, endedBy }: Exchange) {
   if (connection.isClosing || core.draining) return true;
+  // Where the request ends is uncertain.
+  if (endedBy?.code === 'bad_request') return true;
   // The client's `Connection` header, as node:http reads it.
   if (!res.shouldKeepAlive) return true;
   // The rest of the body is not read.
@@ -1706,7 +1707,6 @@ async function refuse(exchange: Exchange, thrown: unknown) {
   // Only in the log. For other problems of a response that has begun, the log keeps the status that the client got.
   if (problem.code === 'client_left') exchange.status = problem.status;
   if (problem !== error) logInternalError(core, error, requestId);
-  if (problem.code === 'bad_request') exchange.connection.isClosing = true;
   if (res.headersSent) return void req.socket.destroy();
   const { headers, body } = problemResponse(problem, requestId, req);
   exchange.respond(problem.status, { ...headers, ...ownHeaders(exchange) }, body);
