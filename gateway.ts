@@ -84,8 +84,32 @@ type AuthMethod = (typeof METHOD_NAMES)[number];
 const LEVELS = ['debug', 'info', 'warn', 'error'] as const;
 type Level = (typeof LEVELS)[number];
 
-/** Options for tests and for programs that embed the gateway. The times are described at the constants. */
-interface GatewayOptions {
+/** The times that tests, and programs that embed the gateway, may set. */
+const TIMES = {
+  /** How long a client may take for a request's headers, and for a TLS handshake. */
+  headersTimeoutMs: 8000,
+  /**
+   * How long a response to a client may make no progress, and how long the whole body of an unauthenticated client may
+   * take.
+   */
+  stallTimeoutMs: 30_000,
+  /**
+   * How long the backend may take to answer before a warning is logged and another request gets a slot in addition. A
+   * request whose client has disconnected is then ended.
+   */
+  slotTimeoutMs: 30_000,
+  /** How long connecting to the backend may take, TLS included. */
+  connectTimeoutMs: 10_000,
+  /**
+   * How long a refused client may be silent before its connection is closed; also how long one half of a WebSocket
+   * outlives the other, and after which time a connection counts as idle where connections are scarce. At most a quarter
+   * of `stallTimeoutMs`.
+   */
+  lingerMs: 2000,
+};
+
+/** Options for tests and for programs that embed the gateway. */
+interface GatewayOptions extends Partial<typeof TIMES> {
   /**
    * The clock, in milliseconds since the epoch. Where it throws, the machine's counts. Without it, rates are timed by
    * performance.now(), which is never set.
@@ -94,16 +118,6 @@ interface GatewayOptions {
   now?: () => number;
   /** Receives each log line, without its line feed. A line for which it throws is lost. @default standard output */
   log?: (line: string) => void;
-  /** @default HEADERS_TIMEOUT_MS */
-  headersTimeoutMs?: number;
-  /** @default STALL_TIMEOUT_MS */
-  stallTimeoutMs?: number;
-  /** @default SLOT_TIMEOUT_MS */
-  slotTimeoutMs?: number;
-  /** @default CONNECT_TIMEOUT_MS */
-  connectTimeoutMs?: number;
-  /** @default LINGER_MS, or a quarter of `stallTimeoutMs` if that is less */
-  lingerMs?: number;
 }
 
 /** The result of `createGateway`. It does nothing before `listen`. */
@@ -203,7 +217,10 @@ const SETTINGS = {
   ],
   'tokens': [readTokens, 'SECRET or name=SECRET, …; in the file an object, name to settings'],
   'defaults.number': [readNumber, 'the account of a send that names none, for tokens without own lists'],
-  'defaults.recipients': [reads<string[]>()(readDefaultRecipients), 'the recipients of a send that names none, for the same tokens'],
+  'defaults.recipients': [
+    reads<string[]>()(readDefaultRecipients),
+    'the recipients of a send that names none, for the same tokens',
+  ],
   'defaults.text_mode': [readTextMode, 'normal or styled, for the same tokens'],
   'senders': [readSenders, 'accounts that a token may use if it names none; any if absent'],
   'recipients': [readRecipients, 'where a token may send if it names nobody; anyone if absent'],
@@ -777,51 +794,22 @@ function createGateway(config: GatewayConfig, options: GatewayOptions = {}): Gat
   };
 }
 
-/** How long a client may take for a request's headers, and for a TLS handshake. Also an option of `createGateway`. */
-const HEADERS_TIMEOUT_MS = 8000;
-
 /** How often node:http looks for connections whose headers are late, so these may be late by as much. */
 const CHECK_MS = 7000;
-
-/**
- * How long a response to a client may make no progress, and how long the whole body of an unauthenticated client may
- * take. Also an option of `createGateway`.
- */
-const STALL_TIMEOUT_MS = 30_000;
-
-/**
- * How long a refused client may be silent before its connection is closed; also how long one half of a WebSocket
- * outlives the other, and after which time a connection counts as idle where connections are scarce. Also an option of
- * `createGateway`.
- */
-const LINGER_MS = 2000;
-
-/** How long connecting to the backend may take, TLS included. Also an option of `createGateway`. */
-const CONNECT_TIMEOUT_MS = 10_000;
-
-/**
- * How long the backend may take to answer before a warning is logged and another request gets a slot in addition. A
- * request whose client has disconnected is then ended. Also an option of `createGateway`.
- */
-const SLOT_TIMEOUT_MS = 30_000;
 
 /**
  * The server of a gateway, with its listeners, and all of its state. A reload replaces `rules` as a whole, so each
  * request sees one version of them; only `refusalOfStale` looks at the newest.
  */
 function makeCore(settings: AtStart, rules: Rules, options: GatewayOptions) {
-  const {
-    headersTimeoutMs = HEADERS_TIMEOUT_MS,
-    stallTimeoutMs = STALL_TIMEOUT_MS,
-    slotTimeoutMs = SLOT_TIMEOUT_MS,
-    connectTimeoutMs = CONNECT_TIMEOUT_MS,
-    lingerMs = Math.min(LINGER_MS, stallTimeoutMs / 4),
-  } = options;
+  const times = { ...TIMES, ...Object.fromEntries(membersOf(options)) as Partial<typeof TIMES> };
+  times.lingerMs = options.lingerMs ?? Math.min(times.lingerMs, times.stallTimeoutMs / 4);
   const metrics = new Metrics();
   const now = makeClock(options.now);
   const elapsedMs = options.now ? makeTicker(now) : () => performance.now();
   const core = {
-    server: createServer(settings, headersTimeoutMs),
+    ...times,
+    server: createServer(settings, times.headersTimeoutMs),
     atStart: settings,
     rules,
     now,
@@ -832,10 +820,6 @@ function makeCore(settings: AtStart, rules: Rules, options: GatewayOptions) {
     dateOf: makeDating(now, elapsedMs),
     metrics,
     log: makeLog(settings, now, metrics, options.log),
-    stallTimeoutMs,
-    slotTimeoutMs,
-    connectTimeoutMs,
-    lingerMs,
     // A limiter drops its least recently used keys. So what strangers can fill, with addresses, never shares one with
     // what they must not reset, such as a token's rate.
     /** Counts requests per token name, and the few kinds of warnings. No token's name contains a space. */
@@ -2534,7 +2518,7 @@ function seriesIn(map: Map<string, number>, name: string, token: Token | undefin
 /** The body for the backend: none, one piece (a small body or a built message), or a large body, which streams. */
 type Content = Uint8Array | RequestBody | undefined;
 
-/** How much of its body a client must send in each STALL_TIMEOUT_MS, so that it cannot send single bytes for days. */
+/** How much of its body a client must send in each `stallTimeoutMs`, so that it cannot send single bytes for days. */
 const PACE_BYTES = 30 * 1024;
 
 /**
@@ -5507,13 +5491,10 @@ function loadSettings(
   return readSettings(sources);
 }
 
-/** The fields of GatewayOptions. A test compares the two. */
-const OPTION_NAMES = 'now log headersTimeoutMs stallTimeoutMs slotTimeoutMs connectTimeoutMs lingerMs'.split(' ');
-
 /** Reads the configuration of a program that embeds the gateway. @throws {ConfigError} with every mistake. */
 function embeddedSettings(config: GatewayConfig, options: GatewayOptions = {}) {
   const sources = new Sources();
-  const readers = Object.fromEntries(OPTION_NAMES.map((name) => [name, refuseNull]));
+  const readers = Object.fromEntries(['now', 'log', ...Object.keys(TIMES)].map((name) => [name, refuseNull]));
   sources.collect('the configuration', () => noteObject(sources, config));
   sources.collect('options', () => readMembers(readers, options));
   return readSettings(sources);

@@ -309,11 +309,11 @@ suite('pages', SIDE_BY_SIDE, () => {
 
   /** The constants that a client can meet, each with words of its row in docs/reference.md. */
   const MET = {
-    HEADERS_TIMEOUT_MS: "time for a request's headers",
+    headersTimeoutMs: "time for a request's headers",
     HEADERS_LIMIT: 'header fields of a request',
     PACE_BYTES: 'what must arrive of a body',
     KEEP_ALIVE_TIMEOUT_MS: 'time between two requests of a connection',
-    STALL_TIMEOUT_MS: 'time for the whole body of an unauthenticated client',
+    stallTimeoutMs: 'time for the whole body of an unauthenticated client',
     HEAD_LIMIT_BYTES: 'checked before the backend is contacted',
     PAYLOAD_LIMIT_BYTES: 'a body for a token with `defaults`',
     HELD_LIMIT_BYTES: 'memory for all such bodies',
@@ -327,14 +327,16 @@ suite('pages', SIDE_BY_SIDE, () => {
   };
 
   test('the numbers of gateway.ts that a client can meet are in docs/reference.md', () => {
-    const isNumber = /^const ([A-Z_]+)(?:: Rate)? = ((?:[\d_ *]+|\{ count: .*\}));$/gm;
+    const isNumber = /^(?:const | {2})([A-Z_]+|\w+Ms)(?: =|:) ((?:[\d_ *]+|\{ count: .*\}))[;,]$/gm;
     const found = Array.from(SOURCE.matchAll(isNumber), ([, limit, value]) => ({ limit: limit!, value: value! }));
     assert.ok(found.length > 20, `only ${found.length} numbers`);
     const inWords = (value: string, limit: string): string => {
       const [, count, perMs] = /count: (\d+), perMs: ([\d_]+)/.exec(value) ?? [];
       if (count) return `${count} in ${inWords(perMs!, '_MS')}`;
       const number = value.replaceAll('_', '').split('*').reduce((product, factor) => product * Number(factor), 1);
-      const [, size, unit] = UNITS.find(([end, size]) => limit.endsWith(end!) && number % Number(size) === 0)!;
+      const [, size, unit] = UNITS.find(([end, size]) =>
+        limit.replace(/Ms$/, '_MS').endsWith(end!) && number % Number(size) === 0
+      )!;
       return unit ? `${number / Number(size)} ${unit}` : number.toLocaleString('en');
     };
     const rows = Array.from(partOf(MANUAL, 'Limits').matchAll(/^\| (.+) \| (.*\d.*) \|$/gm), ([, ...row]) => row);
