@@ -2813,12 +2813,57 @@ const MESSAGE_FIELDS =
   ('message number recipients text_mode base64_attachments sticker mentions quote_timestamp quote_author quote_message ' +
     'quote_mentions edit_timestamp notify_self view_once link_preview').split(' ');
 
-/** The plain names of the fields that may not be dropped, see `isNeverDropped`. */
-const NEVER_DROPPED = /^(?:number|recipients?|base64_attachments?)$/;
-const NO_FIELD = 'is not a field of a send; a send has "number", "recipients" and "base64_attachments"';
+/**
+ * What a posted name means, in JSON, a form and a query:
+ *
+ *   field       a field of a message: taken, unless the token's template takes it for data
+ *   element     one recipient, as jQuery, PHP and axios write a list: `recipients[]`, `recipients[0]`. Appended to them
+ *   lost        another spelling of a vital field, which the gateway cannot use: 400
+ *   credential  `auth` in any spelling: dropped, in JSON at every depth
+ *   data        anything else: for the template alone
+ */
+type Meaning = 'field' | 'element' | 'lost' | 'credential' | 'data';
 
-/** A list as jQuery, PHP and axios write it in a form: `recipients[]`, `recipients[0]`. */
-const RECIPIENTS_OF_LIST = /^recipients\[\d*\]$/;
+/** The fields without which a message would go to the default recipients, or without its picture. */
+const VITAL = /^(?:number|recipients?|base64_attachments?)$/;
+
+/**
+ * Decides what a posted name means.
+ * @returns also the `field` of a message that it stands for, or else the name itself; and whether that is vital.
+ */
+function readName(name: string): { meaning: Meaning; field: string; isVital: boolean } {
+  if (MESSAGE_FIELDS.includes(name)) return { meaning: 'field', field: name, isVital: VITAL.test(name) };
+  if (/^recipients\[\d*\]$/.test(name)) return { meaning: 'element', field: 'recipients', isVital: true };
+  const plain = plainName(name);
+  if (VITAL.test(plain)) return { meaning: 'lost', field: plain, isVital: true };
+  return { meaning: plain === 'auth' ? 'credential' : 'data', field: name, isVital: false };
+}
+
+/**
+ * A name without what programs and people write around it, as in "recipients.0", "@recipients" and "Recipients". "amp;"
+ * remains of an "&" that was escaped for HTML.
+ */
+function plainName(name: string) {
+  if (/^\w*$/.test(name)) return name.toLowerCase(); // at once, because a body of 1 MiB may have 200,000 names
+  // Attack: a name of 1 MiB, which takes a second, because NFKC makes it 18 times as long. A field's name is short
+  // without what is not seen, and what makes it another one than it should be stands at its ends.
+  const seen = name.length > 200 ? name.replace(UNSEEN, '') : name;
+  const ends = seen.length > 200 ? seen.slice(0, 100) + seen.slice(-100) : seen;
+  const plain = ends.normalize('NFKC').toLowerCase();
+  const withoutEntity = plain.slice(plain.lastIndexOf(';') + 1);
+  const withoutIndex = withoutEntity.replace(/(?:\[|\.\d).*/s, '');
+  return withoutIndex.replace(UNSEEN, '');
+}
+
+/** What programs write around a name: white space, what is not seen, and curl's "@". */
+const UNSEEN = /[\s\p{C}@]/gu;
+
+/** A name as a message shows it. A long one may contain a secret, so only the field that it stands for is shown. */
+function nameToShow(name: string) {
+  if (name.length < SECRET_MIN_LENGTH) return name;
+  const { field, isVital } = readName(name);
+  return isVital ? field : '…';
+}
 
 /** A body that begins like this is meant as JSON, so if it is invalid, it is refused instead of sent as text. */
 const BEGINS_OBJECT = /^\s*\{/;
@@ -2862,7 +2907,7 @@ async function readMessage(exchange: Exchange, body: RequestBody) {
   const target = exchange.target!;
   exchange.target = { ...target, method: SEND_ROUTE.method, query: '', parameters: [] };
   for (const [name] of target.parameters) {
-    if (!target.isSendByGet && isNeverDropped(name)) {
+    if (!target.isSendByGet && readName(name).isVital) {
       throw badField(nameToShow(name), 'is in the query, which is ignored for a POST');
     }
   }
@@ -2891,44 +2936,81 @@ const EMPTY_ADVICE =
   'It needs Content-Length or chunked, and a client that repeats a request without its body after a 401 needs a ' +
   'bearer header.';
 
-const NO_LIST = 'The body is a list; a webhook must be one JSON object, because a template cannot read a list.';
+/** A posted body, with what tells what it is. */
+interface Posted {
+  readonly token: Token;
+  readonly bytes: Buffer;
+  readonly contentType: string;
+  /** The media type, in lower case. */
+  readonly type: string;
+  /** Decoded by the charset that the Content-Type declares, if it is neither JSON nor a multipart form. */
+  readonly utf8: Buffer;
+  readonly text: string;
+}
+
+const isDeclaredJson = (type: string) => /^application\/json$|\+json$/.test(type);
+
+/** curl -d and wget declare everything as a form. */
+const isFormOrUndeclared = (type: string) => /^(?:application\/x-www-form-urlencoded)?$/.test(type);
 
 /**
- * The payload of a body. The first step that fits decides. The Content-Type alone cannot, because curl -d and wget
- * declare everything a form, and many clients declare JSON as something else.
+ * What a posted body is, and its payload. The first row that fits decides. The Content-Type alone cannot, because many
+ * clients declare something else than they send.
  */
-function readPayload(token: Token, body: Buffer, contentType = '') {
-  const [type] = /^[^ \t;,]*/.exec(contentType.toLowerCase())!;
-  const isDeclaredJson = /^application\/json$|\+json$/.test(type);
-  const isFormOrUndeclared = /^(?:application\/x-www-form-urlencoded)?$/.test(type);
-  const isMultipart = type === 'multipart/form-data';
-  // An empty text is left to the template, which may need nothing.
-  if (body.length === 0 && (isDeclaredJson || isMultipart)) throw badJson(`The body is empty. ${EMPTY_ADVICE}`);
-  // JSON is UTF-8 whatever is declared (RFC 8259 8.1), and each field of a multipart form declares its own charset.
-  const utf8 = isDeclaredJson || isMultipart ? body : toUtf8(body, contentType);
-  const text = utf8.toString();
-  const isList = /^\s*\[/.test(text);
-  if (isDeclaredJson && isList) throw badJson(NO_LIST);
-  if (isDeclaredJson || BEGINS_OBJECT.test(text)) return readJson(utf8);
-  if (isMultipart) return readFields(readMultipart(body, contentType), token);
-  if (type.startsWith('multipart/') || BEGINS_MULTIPART.test(text)) {
+const BODIES: readonly (readonly [fits: (body: Posted) => boolean, read: (body: Posted) => JsonObject])[] = [
+  [({ type, text }) => isDeclaredJson(type) || BEGINS_OBJECT.test(text), readJsonBody],
+  [
+    ({ type }) => type === 'multipart/form-data',
+    ({ bytes, contentType, token }) => readFields(readMultipart(bytes, contentType), token),
+  ],
+  [
     // As curl -F, fetch and OkHttp send it, if a program declares it as something else: its fields would be lost.
-    throw badJson(
-      'The body is a multipart form, but its Content-Type is not multipart/form-data: let the client set it.',
-    );
-  }
-  if (!isUtf8(utf8)) throw badJson('The body is not JSON, a form or UTF-8 text.');
-  if (isFormOrUndeclared) {
-    const form = text.trim(); // a form from a file may begin with a byte order mark or end with a line feed
-    if (looksLikeForm(token, form)) return readForm(form, token);
-    if (isWrappedJson(form)) {
-      const advice =
-        'The body is JSON within a quote or a bracket: leave that out (in cmd.exe, write "{\\"message\\": …}"). ' +
-        'With "Content-Type: text/plain" it is sent unchanged.';
-      throw badJson(isList && token.message ? NO_LIST : advice);
-    }
-  }
-  return readFields([['message', cutText(cleanText(text))]], token);
+    ({ type, text }) => type.startsWith('multipart/') || BEGINS_MULTIPART.test(text),
+    () =>
+      failJson('The body is a multipart form, but its Content-Type is not multipart/form-data: let the client set it.'),
+  ],
+  [({ utf8 }) => !isUtf8(utf8), () => failJson('The body is not JSON, a form or UTF-8 text.')],
+  // A form from a file may begin with a byte order mark or end with a line feed.
+  [
+    ({ type, token, text }) => isFormOrUndeclared(type) && looksLikeForm(token, text.trim()),
+    ({ text, token }) => readForm(text.trim(), token),
+  ],
+  [({ type, text }) => isFormOrUndeclared(type) && isWrappedJson(text.trim()), refuseWrappedJson],
+  [() => true, ({ text, token }) => readFields([['message', cutText(cleanText(text))]], token)],
+];
+
+/** The payload of a body. */
+function readPayload(token: Token, bytes: Buffer, contentType = '') {
+  const [type] = /^[^ \t;,]*/.exec(contentType.toLowerCase())!;
+  // JSON is UTF-8 whatever is declared (RFC 8259 8.1), and each field of a multipart form declares its own charset.
+  const hasOwnCharset = isDeclaredJson(type) || type === 'multipart/form-data';
+  // An empty text is left to the template, which may need nothing.
+  if (bytes.length === 0 && hasOwnCharset) failJson(`The body is empty. ${EMPTY_ADVICE}`);
+  const utf8 = hasOwnCharset ? bytes : toUtf8(bytes, contentType);
+  const body: Posted = { token, bytes, contentType, type, utf8, text: utf8.toString() };
+  const [, read] = BODIES.find(([fits]) => fits(body))!;
+  return read(body);
+}
+
+/** @param detail the whole sentence. */
+function failJson(detail: string): never {
+  throw badJson(detail);
+}
+
+const NO_LIST = 'The body is a list; a webhook must be one JSON object, because a template cannot read a list.';
+
+const isList = (text: string) => /^\s*\[/.test(text);
+
+function readJsonBody({ text, utf8 }: Posted) {
+  if (isList(text)) failJson(NO_LIST);
+  return readJson(utf8);
+}
+
+function refuseWrappedJson({ token, text }: Posted): never {
+  const advice =
+    'The body is JSON within a quote or a bracket: leave that out (in cmd.exe, write "{\\"message\\": …}"). ' +
+    'With "Content-Type: text/plain" it is sent unchanged.';
+  failJson(isList(text) && token.message ? NO_LIST : advice);
 }
 
 /** Matches the charset that a Content-Type declares. */
@@ -2976,7 +3058,7 @@ function unescapeBytes(text: string, escape: RegExp) {
  */
 function readJson(json: Buffer) {
   const { value: payload, repeated } = parseJson(json);
-  const lost = repeated.find(({ key }) => isNeverDropped(key));
+  const lost = repeated.find(({ key }) => readName(key).isVital);
   if (lost) throw badField(nameToShow(lost.key), 'may be given only once');
   removeCredentials(payload);
   return payload;
@@ -2987,7 +3069,7 @@ function removeCredentials(value: unknown) {
   if (Array.isArray(value)) return value.forEach(removeCredentials);
   if (!isObject(value)) return;
   for (const key of Object.keys(value)) {
-    if (plainName(key) === 'auth') delete value[key];
+    if (readName(key).meaning === 'credential') delete value[key];
     else removeCredentials(value[key]);
   }
 }
@@ -3063,10 +3145,11 @@ function readPart(part: string, fail: FailPart): Pair {
   if (ENCODED_PART.test(head)) fail('is encoded (base64, for example) or a form itself; send its bytes as they are');
   const { name, file } = readDisposition(head, fail);
   const [, partType = ''] = /^content-type:[ \t]*(.*)$/im.exec(head) ?? [];
-  if (plainName(name) === 'auth') return [name, '']; // a file, too, must not become an attachment
+  const { meaning, field, isVital } = readName(name);
+  if (meaning === 'credential') return [name, '']; // a file, too, must not become an attachment
   if (head === lines && /[^ -~]/.test(name)) fail('has a name that is not UTF-8');
   if (file === undefined) return [name, textOf(toUtf8(bytes, partType), fail)];
-  if (isNeverDropped(name) && !/^base64/.test(name)) throw badField(nameToShow(name), 'must be text, not a file');
+  if (isVital && !field.startsWith('base64')) throw badField(nameToShow(name), 'must be text, not a file');
   const [type = 'application/octet-stream'] = /^[\w.+/-]+/.exec(partType) ?? [];
   const fileName = file.replace(/^.*[/\\]/s, '').replace(/[;\p{Cc}]/gu, '_');
   const meta = `data:${type};${fileName && `filename=${fileName};`}base64,`;
@@ -3142,11 +3225,8 @@ function escapePercent(form: string) {
  * name that a text has only by accident. Any of its names will do, because form encoders write them in any order.
  */
 function looksLikeForm({ message: template }: Token, text: string) {
-  const known = new Set([...MESSAGE_FIELDS, 'payload', 'data', ...template?.names ?? []]);
-  const showsForm = (name: string) => {
-    const plain = plainName(name);
-    return known.has(name) || plain === 'auth' || NEVER_DROPPED.test(plain);
-  };
+  const isOfData = (name: string) => name === 'payload' || name === 'data' || template?.names.has(name);
+  const showsForm = (name: string) => readName(name).meaning !== 'data' || isOfData(name);
   // A link begins a text: no encoder leaves such a character in a name.
   const [first = ''] = /^[^\s=&]*(?==)/.exec(text) ?? [];
   if (/[:/?]/.test(first)) return false;
@@ -3163,11 +3243,11 @@ function readFields(pairs: Iterable<Pair>, token: Token) {
   const fields: Record<string, string | string[]> = Object.create(null); // `__proto__` is an ordinary name here
   const payloads: JsonObject[] = [];
   for (const [posted, value] of pairs) {
-    const name = fieldName(posted);
-    const plain = plainName(name);
-    if (plain === 'auth') continue; // a credential must not get into the text of a message
+    const { meaning, field } = readName(posted);
+    if (meaning === 'credential') continue; // it must not get into the text of a message
     // An empty field was not filled in. But empty `recipients` must not become the default ones.
-    if (value === '' && plain !== 'recipients') continue;
+    if (value === '' && field !== 'recipients') continue;
+    const name = meaning === 'lost' ? posted : field;
     const earlier = fields[name];
     if (name === 'number' && earlier !== undefined) throw badField(name, 'may be given only once');
     let text: string;
@@ -3199,7 +3279,8 @@ function readFields(pairs: Iterable<Pair>, token: Token) {
     if (payload.base64_attachments == null) return { ...payload, base64_attachments };
   }
   // Next to other fields, this JSON is not a field of a message, so its recipients would be lost with it.
-  const lost = payloads.flatMap((json) => Object.keys(messageFields(token, json))).find(isNeverDropped);
+  const taken = payloads.flatMap((json) => Object.keys(messageFields(token, json)));
+  const lost = taken.find((name) => readName(name).isVital);
   if (lost) throw badField(nameToShow(lost), 'is in a JSON field next to other fields, and would be lost');
   return fields;
 }
@@ -3245,15 +3326,21 @@ function messageFields(token: Token, payload: JsonObject) {
   const fields: JsonObject = {};
   const recipients: unknown[] = [];
   for (const [key, value] of Object.entries(payload)) {
-    const name = fieldName(key);
-    if (value === null || isData(token, name)) continue;
-    if (name === 'recipients') {
+    const { meaning, field } = readName(key);
+    if (value === null || meaning === 'data' || meaning === 'credential') continue;
+    if (meaning === 'lost') {
+      if (key === 'recipient' && value === '' && !isBlank(payload.recipients)) continue; // the backend ignores it too
+      throw badField(
+        nameToShow(key),
+        'is not a field of a send; a send has "number", "recipients" and "base64_attachments"',
+      );
+    }
+    if (isForTemplate(token, field)) continue;
+    if (field === 'recipients') {
       // `recipients[0]`, `recipients[1]`: a copy of the list for each of 45,000 would block the process for 20 s.
       for (const recipient of [value].flat()) recipients.push(recipient);
-      fields[name] = recipients; // an empty list, too, stands in place of the default one
-    } else if (MESSAGE_FIELDS.includes(name)) fields[name] = name in LIST_KEYS ? [value].flat() : value;
-    else if (name === 'recipient' && value === '' && !isBlank(payload.recipients)) continue; // the backend ignores it too
-    else if (isNeverDropped(name)) throw badField(nameToShow(name), NO_FIELD);
+      fields[field] = recipients; // an empty list, too, stands in place of the default one
+    } else fields[field] = field in LIST_KEYS ? [value].flat() : value;
   }
   if (!token.message && typeof fields.message === 'object') {
     throw badField('message', 'must be text, not an object or a list');
@@ -3268,46 +3355,8 @@ function messageFields(token: Token, payload: JsonObject) {
  * Whether a field is data for the template: `number` and `recipients` where the defaults have them, because another
  * program means something else by these.
  */
-function isData({ defaults = {}, message: template }: Token, name: string) {
-  return template !== undefined && (name === 'number' || name === 'recipients') && defaults[name] !== undefined;
-}
-
-/** The name of the field that a name stands for. */
-function fieldName(name: string) {
-  return RECIPIENTS_OF_LIST.test(name) ? 'recipients' : name;
-}
-
-/**
- * A field's name without what programs and people write around it, as in "recipients.0", "@recipients" and
- * "Recipients". "amp;" remains of an "&" that was escaped for HTML.
- */
-function plainName(name: string) {
-  if (/^\w*$/.test(name)) return name.toLowerCase(); // at once, because a body of 1 MiB may have 200,000 names
-  // Attack: a name of 1 MiB, which takes a second, because NFKC makes it 18 times as long. A field's name is short
-  // without what is not seen, and what makes it another one than it should be stands at its ends.
-  const seen = name.length > 200 ? name.replace(UNSEEN, '') : name;
-  const ends = seen.length > 200 ? seen.slice(0, 100) + seen.slice(-100) : seen;
-  const plain = ends.normalize('NFKC').toLowerCase();
-  const withoutEntity = plain.slice(plain.lastIndexOf(';') + 1);
-  const withoutIndex = withoutEntity.replace(/(?:\[|\.\d).*/s, '');
-  return withoutIndex.replace(UNSEEN, '');
-}
-
-/** What programs write around a name: white space, what is not seen, and curl's "@". */
-const UNSEEN = /[\s\p{C}@]/gu;
-
-/** A field's name as a message shows it. A long one may contain a secret, so only the plain name is shown. */
-function nameToShow(name: string) {
-  if (name.length < SECRET_MIN_LENGTH) return name;
-  return isNeverDropped(name) ? plainName(name) : '…';
-}
-
-/**
- * Whether a field may not be dropped, because without it a message would go to the default recipients, or without its
- * picture. If the gateway cannot use the field, as in another spelling, it refuses the payload.
- */
-function isNeverDropped(name: string) {
-  return NEVER_DROPPED.test(plainName(name));
+function isForTemplate({ defaults = {}, message: template }: Token, field: string) {
+  return template !== undefined && (field === 'number' || field === 'recipients') && defaults[field] !== undefined;
 }
 
 /** Whether a text is meant as JSON, but not as an object: an object within a quote or a bracket, or a list. */
