@@ -692,7 +692,6 @@ const ROUTES = Object.entries<RouteRow[]>({
     ['PUT', '/v1/plugins/*', 'any-body', 'to-groups', 'to-names'],
     ['PATCH', '/v1/plugins/*', 'any-body', 'to-groups', 'to-names'],
     ['DELETE', '/v1/plugins/*', 'any-body', 'to-groups', 'to-names'],
-    ['GET', '/swagger/*'],
   ],
   metrics: [
     ['GET', '/metrics', 'no-slot'], // the gateway's own, never relayed
@@ -712,20 +711,12 @@ const SEND_ROUTE = ROUTES.find(({ template }) => template === '/v2/send')!;
 /** The gateway's own metrics. Only the word `metrics` or the pattern `GET /metrics` opens them. */
 const METRICS_ROUTE = ROUTES.find(({ group }) => group === 'metrics')!;
 
-/**
- * The first two segments of every setup route, or the first of swagger. A route that a newer backend adds below one of
- * them also counts as setup.
- */
+/** The first two segments of every setup route. A route that a newer backend adds below them also counts as setup. */
 const SETUP_PREFIXES = new Set(ROUTES.filter((route) => route.group === 'setup').map((route) => prefixOf(route.parts)));
 
-/** The segments that determine whether a path belongs to setup: the first two, or the first of swagger. */
-function prefixSegments(segments: readonly string[]) {
-  return segments.slice(0, segments[0]?.toLowerCase() === 'swagger' ? 1 : 2);
-}
-
-/** The same segments in lower case, because a proxy behind the gateway may fold the case of a path. */
+/** The first two segments of a path, in lower case, because a proxy behind the gateway may fold the case of a path. */
 function prefixOf(segments: readonly string[]) {
-  return prefixSegments(segments).join('/').toLowerCase();
+  return segments.slice(0, 2).join('/').toLowerCase();
 }
 
 /**
@@ -1234,20 +1225,9 @@ function warningsOf(rules: Rules, { listen }: AtStart, nowMs: number) {
       `has "defaults" that no send can take: ${ONE_SEND}`,
       ({ defaults }) => sendsTo(defaults?.recipients ?? []).length > 1,
     ),
-    // Only of a file or the environment: the demo has such numbers.
-    ...(rules.readFrom.length > 0 && all.some(hasExample)
-      ? ['+1555… is a number of the examples; write your own']
-      : []),
     ...networks.map((entry) => `"${entry}" is a single address; a network has a length, such as 192.168.1.0/24`),
     ...certificateWarnings(rules, nowMs),
   ];
-}
-
-/** Whether a token has a number of the pages' examples. Nobody has one: there are no subscribers in the area 555. */
-function hasExample({ defaults, senders, recipients }: Token) {
-  const { number = '', recipients: byDefault = [] } = defaults ?? {};
-  const numbers = [number, ...byDefault, ...senders ?? [], ...recipients ?? []];
-  return numbers.some((number) => number.startsWith('+1555'));
 }
 
 /** Warns if the gateway's own certificate is not valid or expires soon. */
@@ -2040,9 +2020,9 @@ function parseAuthorization(value: string): Credential | undefined {
  * not reveal how much of the secret was right. Wrong credentials from an address never block a valid one, so no client
  * can lock others out.
  */
-function identify({ core, rules, credential, client, target }: Exchange) {
+function identify({ core, rules, credential, client }: Exchange) {
   if (rules.anonymous) return rules.anonymous;
-  if (!credential) throw new Problem('unauthorized', 'no_credential', { logged: tellMisnamed(target!) });
+  if (!credential) throw new Problem('unauthorized', 'no_credential');
   const token = rules.tokens.get(digestOf(credential.secret ?? '')); // no token has the digest of ''
   const reason = token || !isDigest(rules, credential) ? faultOfToken(token, credential, core.now()) : 'digest';
   if (token && !reason) return token;
@@ -2054,16 +2034,6 @@ function identify({ core, rules, credential, client, target }: Exchange) {
     logged: token && (reason === 'expired_token' ? tellExpiry(token) : tellMethods(token, credential)),
   });
 }
-
-/** What is wrong with a query that has a token under another name. For the log only, like all that follows. */
-function tellMisnamed({ parameters }: Target) {
-  const [name] = parameters.map(([name]) => name.toLowerCase()).filter((name) => OTHER_NAMES.includes(name));
-  return name &&
-    `The query has "${name}", which is no credential: the parameter is "@auth", and "methods" must have query.`;
-}
-
-/** What other programs call the parameter of a token. */
-const OTHER_NAMES = 'auth token access_token api_key apikey key secret password'.split(' ');
 
 /** Why a token is refused that has expired. */
 function tellExpiry({ expires }: Token) {
@@ -2294,7 +2264,7 @@ function findGrant(token: Token, target: Target) {
     return groups.has('metrics') || written.includes('GET /metrics') ? 'explicit' : undefined;
   }
   const matches = patterns.filter((pattern) => patternMatches(pattern, target));
-  if (matches.some(({ parts }) => prefixSegments(parts).every(isLiteral))) return 'explicit';
+  if (matches.some(({ parts }) => parts.slice(0, 2).every(isLiteral))) return 'explicit';
   if (route && groups.has(route.group)) return 'implied';
   if (SETUP_PREFIXES.has(prefixOf(segments))) return undefined; // no wildcard opens setup
   return matches.length > 0 ? 'implied' : undefined;
@@ -5123,7 +5093,7 @@ const MEDIA_TYPE = /^(audio|video|image)\/(?!svg|[\w.+-]*xml)[\w.+-]+ *(?:;[^,]*
  *
  * Attack: the backend serves an attachment as the HTML or SVG that it is, and its sender knows the URL. A script in it
  * would run in the gateway's origin. Even an <img> in it could call the gateway with the token of the path method. So
- * no response to a GET may run or load anything, except swagger's pages. Audio and video get no policy, because
+ * no response to a GET may run or load anything. Audio and video get no policy, because
  * Chromium would not play them; they cannot run a script. A playlist is sent as text, because Chromium would play it
  * automatically and fetch the URLs in it. An attachment or avatar that is not audio, video or an image is a download,
  * because a click on a link in it would use the token of the path method.
@@ -5134,7 +5104,7 @@ function headersForClient(exchange: Exchange, incoming: IncomingMessage) {
   const { req: { method }, target, isBuiltMessage } = exchange;
   const { statusCode: status = 0, rawHeaders } = incoming;
   const own = ownHeaders(exchange);
-  if (method === 'GET' && target!.segments[0] !== 'swagger') {
+  if (method === 'GET') {
     own['X-Content-Type-Options'] = 'nosniff';
     // Otherwise browsers keep received messages on disk, and a cache could answer a send by GET.
     if (isBuiltMessage || headerValues(rawHeaders, 'cache-control').length === 0) own['Cache-Control'] = 'no-store';
@@ -5677,7 +5647,8 @@ function readSettings(sources: Sources) {
     warnings.push(`${where} has the path of an endpoint; give only the part before it, such as ${EXAMPLE_URL}`);
   }
   if (isAllRead && !given.has('tokens') && settings.listen?.isLocal === false && !settings['auth.anonymous']) {
-    const advice = 'name a file (--config, GATEWAY_CONFIG), or set GATEWAY_TOKENS (the command "token" makes one); ' +
+    const advice =
+      'name a file (--config, GATEWAY_CONFIG), or set GATEWAY_TOKENS ("openssl rand -hex 24" makes a secret); ' +
       'GATEWAY_AUTH_ANONYMOUS=true would accept all requests';
     sources.add('tokens', `none is configured, but the gateway would listen for other machines: ${advice}`);
   }
@@ -6313,23 +6284,19 @@ function readSecret(secret: unknown) {
     ensure(!NO_DIGESTS.includes(digest), 'is the digest of nothing: there was no secret to hash');
     ensure(
       /^[0-9a-f]{64}$/.test(digest),
-      'after "sha256:" there must be 64 hexadecimal digits and nothing else: put the digest there that "gateway.mjs token" prints',
+      'after "sha256:" there must be 64 hexadecimal digits and nothing else: as sha256sum prints them',
     );
     return { digest };
   }
   ensure(!/\p{Cc}/u.test(secret), 'has several lines, or a control character; keep one line with only the secret');
   ensure(!/^\s|\s$/.test(secret), 'starts or ends with white space');
   ensure(
-    !/^(?:secret|digest)\s/.test(secret),
-    'begins with a word that "gateway.mjs token" prints before it; keep only what follows',
-  );
-  ensure(
     !/sha256:|^(?=.*\s).*\b[0-9a-f]{64}\b/i.test(secret),
     'contains a digest and more; write "sha256:" and its 64 digits, and nothing else',
   );
   ensure(
     secret.length >= SECRET_MIN_LENGTH,
-    'the secret is shorter than 16 characters; "gateway.mjs token" makes a good one',
+    'the secret is shorter than 16 characters; "openssl rand -hex 24" makes a good one',
   );
   return {
     digest: digestOf(secret),
@@ -6340,7 +6307,7 @@ function readSecret(secret: unknown) {
 }
 
 /**
- * SHA-256, in hexadecimal. A slow hash would protect guessable passwords. But a secret of `gateway.mjs token` has 256
+ * SHA-256, in hexadecimal. A slow hash would protect guessable passwords. But a secret of `add` has 256
  * random bits, and a slow hash at every request would overload a small computer.
  */
 function digestOf(secret: string) {
@@ -6567,7 +6534,7 @@ async function addToken({ file, env, flags }: CommandInput, name: string, words:
   for (const variable of [variableOf('tokens'), TOKENS_FILE]) {
     ensure(
       isListing || !(variable in env),
-      `${variable} is set and replaces all tokens of a file: write NAME=SECRET there ("token" makes one), or unset it`,
+      `${variable} is set and replaces all tokens of a file: write NAME=SECRET there ("openssl rand -hex 24" makes a secret), or unset it`,
     );
   }
   const before = isThere(file) ? readFile(file) : undefined;
@@ -6581,10 +6548,8 @@ async function addToken({ file, env, flags }: CommandInput, name: string, words:
   words.forEach(checkWord);
   const number = isSender ? await findAccount(settings, flags.from) : '';
   if (isListing) throw new UsageError(await listKnown(settings, name, number));
-  const recipients = await findRecipients(settings, number, words);
-  const ids = recipients.map(({ id }) => id);
+  const ids = [...new Set(words)];
   ensure(client.names !== 'by defaults' || sendsTo(ids).length <= 1, ONE_SEND);
-  const uuids = client.repliesToUuids ? await findUuids(settings, number, ids) : [];
   const lists = client.names === 'itself'
     ? { senders: [number], recipients: ids }
     : { defaults: { number, recipients: ids } };
@@ -6599,27 +6564,45 @@ async function addToken({ file, env, flags }: CommandInput, name: string, words:
     : settings.listen.isLocal
     ? '\n\nA client on another machine needs this machine\'s address there, and "listen" must be ":PORT".'
     : '';
+  const block = before === undefined ? after : `"${name}": ${JSON.stringify(token, null, 2)}\n`;
+  const where = before === undefined ? 'save the lines above as that file' : 'put the first lines into its "tokens"';
+  writeConfiguration(file, before, after, where, `${block}\n${line}${advice}`);
   const shown = resolve(file);
-  try {
-    replaceFile(file, before, after);
-  } catch (error) {
-    if (error instanceof UsageError) throw error;
-    const block = before === undefined ? after : `"${name}": ${JSON.stringify(token, null, 2)}\n`;
-    const where = before === undefined ? 'save the lines above as that file' : 'put the first lines into its "tokens"';
-    const { code, name: kindOfError } = error as NodeJS.ErrnoException;
-    throw new Failure(
-      `${shown} cannot be written (${code ?? kindOfError}); nothing was changed: ${where}`,
-      `${block}\n${line}${advice}`,
-    );
-  }
-  const persons = recipients.map(({ id, title }) => title ? `${id} (${title})` : id).join(', ');
-  const may = isSender ? `may send from ${number} to ${persons}` : 'may read the metrics';
+  const may = isSender ? `may send from ${number} to ${ids.join(', ')}` : 'may read the metrics';
   const force = before === undefined
     ? 'The file is new: a gateway reads it when it starts.'
-    : `A gateway that runs with this file accepts it in ${Math.ceil((WATCH_MS + SETTLE_MS) / 1000)} s.`;
+    : `A gateway that runs with this file accepts it in ${IN_FORCE_SECONDS} s.`;
   const trial = isSender ? `\nThe command "test ${name}" sends a message as it would.` : '';
-  const reply = uuids.length > 0 ? `\nA bot replies to UUIDs: add ${joinFirst(uuids, ', ')} to its "recipients".` : '';
+  const reply = client.repliesToUuids && ids.some((id) => NUMBER.test(id))
+    ? '\nA bot replies to UUIDs: add those of its people to its "recipients"; "add NAME" alone lists them.'
+    : '';
   return `"${name}" is in ${shown}: it ${may}.\n${force}${trial}${reply}\n\n${line}${advice}`;
+}
+
+/** How soon a gateway that runs has read a changed file. */
+const IN_FORCE_SECONDS = Math.ceil((WATCH_MS + SETTLE_MS) / 1000);
+
+/**
+ * Takes a token out of the file, whatever its backend does.
+ * @returns what its owner needs to know: what ends, and when.
+ */
+function removeToken({ file, env, flags }: CommandInput, name: string) {
+  const text = readFile(file);
+  const { config, tokens } = parseTokens(file, text);
+  const names = Object.keys(tokens).map((known) => showValue(known, '…')).join(', ') || 'none';
+  ensure(Object.hasOwn(tokens, name), `${showPath(file)} has no token with that name; there are ${names}`);
+  const { [name]: _, ...others } = tokens;
+  const after = `${JSON.stringify({ ...config, tokens: others }, null, 2)}\n`;
+  loadSettings({ file, text: after, env, flags, isReload: true }); // otherwise a gateway that runs would keep the token
+  writeConfiguration(file, text, after, `delete "${name}" from its "tokens"`);
+  const variable = [variableOf('tokens'), TOKENS_FILE].find((variable) => variable in env);
+  return [
+    `"${name}" is no longer in ${resolve(file)}.`,
+    variable
+      ? `${variable} is set and replaces all tokens of the file: what it has still works.`
+      : `A gateway that runs with this file refuses the token in ${IN_FORCE_SECONDS} s, and ends what it has open.`,
+    ...(Object.keys(others).length === 0 ? ['It was the last one: nobody is let in until there is another.'] : []),
+  ].join('\n');
 }
 
 /** What the owner of a token copies into its client, with as many entries as the backend needs sends. */
@@ -6641,21 +6624,24 @@ function newFile(env: NodeJS.ProcessEnv, flags: Flags) {
   return `${JSON.stringify(url === undefined ? {} : { backend: { url } }, null, 2)}\n`;
 }
 
-/**
- * The text of a file with one more token.
- * @throws {UsageError} if the text is no configuration, or has a token of that name.
- */
-function insertToken(file: string, text: string, name: string, token: TokenConfig) {
+/** A configuration, and its tokens. @throws {UsageError} if the text is none. */
+function parseTokens(file: string, text: string) {
   const { config, mistakes } = attempt(() => parseFile(text), ({ message }) => `${showPath(file)}: ${message}`);
   // Of "tokens" given twice, only the second would be left.
   ensure(mistakes.length === 0, `${showPath(file)}: ${mistakes[0]}`);
   const { tokens = {} } = config;
   const advice = 'write it as an object: { "NAME": { "secret": "SECRET" } }';
-  ensure(isObject(tokens), `tokens: only an object can get another token; ${advice}`);
+  ensure(isObject(tokens), `tokens: only an object can be changed here; ${advice}`);
+  return { config, tokens };
+}
+
+/** The text of a file with one more token. @throws {UsageError} if it has one of that name. */
+function insertToken(file: string, text: string, name: string, token: TokenConfig) {
+  const { config, tokens } = parseTokens(file, text);
   ensure(
     !Object.hasOwn(tokens, name),
-    `there is a token "${name}" already; choose another name, or first remove it from ${showPath(file)} ` +
-      '(or rename it there, so that its client can go on until you remove it)',
+    `there is a token "${name}" already; choose another name, or first remove it ("remove ${name}"), ` +
+      `or rename it in ${showPath(file)}, so that its client can go on until you remove it`,
   );
   return `${JSON.stringify({ ...config, tokens: { ...tokens, [name]: token } }, null, 2)}\n`;
 }
@@ -6667,6 +6653,21 @@ function isThere(path: string) {
     return true;
   } catch (error) {
     return (error as NodeJS.ErrnoException).code !== 'ENOENT';
+  }
+}
+
+/**
+ * Writes a configuration file.
+ * @param instead what to do by hand where it cannot be written, and the text for that.
+ * @throws {Failure} with that.
+ */
+function writeConfiguration(file: string, before: string | undefined, after: string, instead: string, text = '') {
+  try {
+    replaceFile(file, before, after);
+  } catch (error) {
+    if (error instanceof UsageError) throw error;
+    const { code, name } = error as NodeJS.ErrnoException;
+    throw new Failure(`${resolve(file)} cannot be written (${code ?? name}); nothing was changed: ${instead}`, text);
   }
 }
 
@@ -6773,39 +6774,23 @@ const KNOWN_LIMIT = 100;
 async function listKnown(settings: Settings, name: string, number: string) {
   const groups = (await listGroups(settings, number)).map(({ id, name }) => ['group', id, name] as const);
   const contacts = (await listContacts(settings, number)).map((contact) => {
-    const id = NUMBER.test(String(contact.number)) ? String(contact.number) : uuidOf(contact);
-    return ['contact', id, contact.name || contact.profile_name] as const;
+    const number = NUMBER.test(String(contact.number)) ? String(contact.number) : '';
+    const ids = [number, uuidOf(contact)].filter(Boolean);
+    return ['contact', ids.join('  '), contact.name || contact.profile_name] as const;
   });
   const rowsOf = (known: readonly (readonly [kind: string, id: string, name: unknown])[]) => {
-    const rows = known.filter(([, id]) => isRecipient(id));
+    const rows = known.filter(([kind, id]) => kind === 'contact' ? id !== '' : isRecipient(id));
     const more = rows.length > KNOWN_LIMIT ? [`  and ${rows.length - KNOWN_LIMIT} more`] : [];
     const shown = rows.slice(0, KNOWN_LIMIT);
     return [...shown.map(([kind, id, name]) => `  ${kind.padEnd(8)} ${id}  ${showName(name)}`.trimEnd()), ...more];
   };
   return [
-    `say who may get its messages: add ${name} RECIPIENT…, by number, UUID, user name, or a group's id or name.`,
+    `say who may get its messages: add ${name} RECIPIENT…, by number, UUID, user name or a group's id.`,
     `The backend ${settings['backend.url'].name} knows`,
     `  account  ${number}`,
     ...rowsOf(groups),
     ...rowsOf(contacts),
   ].join('\n');
-}
-
-/** The recipients that the words of a command line name, once they are checked. Only groups' names need the backend. */
-async function findRecipients(settings: Settings, number: string, words: readonly string[]) {
-  const groups = words.every(isRecipient) ? [] : await listGroups(settings, number);
-  const found = words.map((word, i) => isRecipient(word) ? { id: word, title: '' } : findGroup(groups, word, i));
-  return [...new Map(found.map((each) => [each.id, each])).values()];
-}
-
-/** The UUIDs of phone numbers, if the backend knows them: it may be down, or not know these persons. */
-async function findUuids(settings: Settings, number: string, ids: readonly string[]) {
-  if (!ids.some((id) => NUMBER.test(id))) return [];
-  const contacts = await listContacts(settings, number).catch(() => []);
-  return contacts.filter((contact) => ids.includes(String(contact.number)))
-    .map((contact) => ({ ...contact, uuid: uuidOf(contact) }))
-    .filter(({ uuid }) => uuid && !ids.includes(uuid))
-    .map(({ number, uuid }) => `${uuid} (${number})`);
 }
 
 /** Refuses a word that is meant as a recipient, but is not written as one. */
@@ -6815,23 +6800,8 @@ function checkWord(word: string, i: number) {
   const isNumber = /^\+\d/.test(word) || kindOf(word) === 'a phone number';
   ensure(!isNumber, `${at}: write a phone number as "+", the country code and digits alone, such as +4915112345678`);
   ensure(!/^(?:group\.)?\*$/.test(word), `${at}: add the token with one recipient, and write "${word}" into the file`);
-  const hint = hintFor(RECIPIENT_HINTS, word);
-  ensure(hint === undefined, `${at}: ${hint}; "add NAME" alone lists what the backend knows`);
-}
-
-/**
- * The only group that has a name, compared exactly. People are never found by name: a stranger chooses their own.
- * @throws {UsageError} if there is none, or several.
- */
-function findGroup(groups: readonly Group[], word: string, i: number) {
-  const ids = groups.filter(({ name, id }) => name === word && isGroupId(id)).map(({ id }) => id);
-  const advice = 'people are given by number, user name or UUID; "add NAME" alone lists what the backend knows';
-  ensure(ids.length > 0, `recipient ${i + 1}: the backend has no group with exactly this name; ${advice}`);
-  ensure(
-    ids.length === 1,
-    `recipient ${i + 1}: several groups have this name; give the id of one: ${joinFirst(ids, ', ')}`,
-  );
-  return { id: ids[0]!, title: showName(word) };
+  const hint = hintFor(RECIPIENT_HINTS, word) ?? "this is no phone number, user name, UUID or group's id";
+  throw new UsageError(`${at}: ${hint}; "add NAME" alone lists what the backend knows`);
 }
 
 /** Recipients, in as many lists as sends are needed: the backend takes only these together. */
@@ -7000,7 +6970,7 @@ async function testToken(settings: Settings, name: string, word: string | undefi
   );
   if (word !== undefined) checkWord(word, 0);
   const account = await findAccount(settings, number);
-  const recipients = word === undefined ? own : (await findRecipients(settings, account, [word])).map(({ id }) => id);
+  const recipients = word === undefined ? own : [word];
   const message = 'Test of the gateway';
   const body = checkMessage(token, { message, ...token.defaults, number: account, recipients });
   const { status, text } = await askBackendFor(settings, '/v2/send', { method: 'POST', body }, TIMER_LIMIT_MS);
@@ -7054,16 +7024,19 @@ type Output = { said: string; remark?: string };
 
 async function runCommand(args: string[], env: NodeJS.ProcessEnv, stdin: () => Buffer): Promise<Output> {
   const { values, positionals: [command, ...rest] } = parseCommandLine(args);
-  // The first three need no configuration, and so work with a broken one.
+  // These need no configuration, and so work with a broken one.
   if (values.help) return { said: usage() };
   if (values.version) return { said: VERSION };
-  if (command === 'token' && rest.length <= 1) return makeToken(rest[0]);
+  const isRemove = command === 'remove' && rest.length === 1;
   const isRender = command === 'render' && rest.length === 1;
   const isAdd = command === 'add' && rest.length >= 1;
   const isTest = command === 'test' && (rest.length === 1 || rest.length === 2);
   // The argument is not shown: it may be a secret.
-  ensure(command === undefined || isRender || isAdd || isTest, `unknown command or arguments; ${WHAT_THERE_IS}`);
-  ensure(!values.check || !(isAdd || isTest), '--check is a command of its own; see --help');
+  ensure(
+    command === undefined || isRender || isAdd || isRemove || isTest,
+    `unknown command or arguments; ${WHAT_THERE_IS}`,
+  );
+  ensure(!values.check || !(isAdd || isRemove || isTest), '--check is a command of its own; see --help');
   ensure(isAdd || values.for === undefined, '--for belongs to "add"; see --help');
   ensure(isAdd || isTest || values.from === undefined, '--from belongs to "add" and "test"; see --help');
 
@@ -7083,6 +7056,7 @@ async function runCommand(args: string[], env: NodeJS.ProcessEnv, stdin: () => B
     const adding = addToken({ file: named ?? DEFAULT_FILE, env, flags: values }, rest[0]!, rest.slice(1));
     return { said: await patiently(adding) };
   }
+  if (isRemove) return { said: removeToken({ file: named ?? DEFAULT_FILE, env, flags: values }, rest[0]!) };
   // Looked for once: a file that appears later is read after a restart, and cannot change what runs.
   const file = named ?? (isThere(DEFAULT_FILE) ? DEFAULT_FILE : undefined);
   const load = (isReload = false) => loadSettings({ file, env, flags: values, isReload });
@@ -7123,7 +7097,7 @@ const COMMANDS = {
   'add NAME RECIPIENT… [--from NUMBER] [--for CLIENT]': 'make a token for a client, in the file',
   'test NAME [RECIPIENT]': 'send a message as that token would',
   'render NAME': 'print the message that is built from stdin',
-  'token [NAME]': 'make a secret, and its digest',
+  'remove NAME': 'take that token out of the file',
 };
 
 const FLAGS = '--config FILE, --listen HOST:PORT, --backend URL, --help, --version';
@@ -7194,29 +7168,8 @@ file with tokens, a line each.
 
 ${rows.join('\n')}
 
-A token in the file has these, and may have its own methods, allow, rate and
-clients, which replace the top-level ones. Without senders or recipients of its
-own, those in its defaults confine it, or else the top level's. A token with
-none of the three has the top-level defaults:
-
-  secret      plain, or sha256:<64 hex>
-  secretFile  a file with the secret
-  senders     accounts that the token may use; * is any
-  recipients  where the token may send; group.* is any group; * is everyone
-  expires     valid through 2027-06-30, UTC, or until 2027-06-30T12:00:00Z
-  defaults    number, recipients, text_mode of a message built from a webhook
-  message     a Mustache template for the text of such a message
-
-The groups of allow:
-
-  send        POST /v2/send and /v1/send
-  info        GET /v1/about and /v1/health
-  receive     GET /v1/receive: the messages that the account receives
-  messaging   send, receive, and what else a bot needs: reactions, groups, polls
-  setup       accounts, linking, devices, profiles: can take over the account
-  metrics     GET /metrics: the gateway's own metrics, for Prometheus
-
-The manual: docs/reference.md.
+docs/reference.md is the manual: a token's own settings, the groups of allow,
+and what a refusal means.
 
 Usage:
 
@@ -7230,18 +7183,6 @@ running requests finish; the same signal again cuts them off.
 Run it for this machine alone, in front of the backend at this address:
 
   gateway.mjs --backend http://192.168.1.5:8080`;
-}
-
-/** Creates a secret for the client, its digest for the configuration and, with a name, the token's line in the file. */
-function makeToken(name?: string): Output {
-  if (name !== undefined) checkTokenName(name);
-  const secret = randomBytes(32).toString('base64url'); // letters, digits, - and _: no client's encoding changes them
-  const digest = `sha256:${digestOf(secret)}`;
-  const said = `secret  ${secret}\ndigest  ${digest}`;
-  if (name === undefined) return { said };
-  const remark =
-    `gateway: nothing in this line confines the token; add ${name} RECIPIENT… makes one that is confined\n`;
-  return { said: `${said}\n"${name}": { "secret": "${digest}" }`, remark };
 }
 
 /** The output of `--check` for a good configuration. */

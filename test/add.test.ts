@@ -17,18 +17,20 @@ import { dirname, join } from 'node:path';
 import { buffer as readBytes, text as readText } from 'node:stream/consumers';
 import { suite } from 'node:test';
 import type { GatewayConfig, TokenConfig } from '../gateway.ts';
-import { assert, assertDenied, difference, groupsOf, until } from './assertions.ts';
+import { assert, assertDenied, difference, groupsOf, linesOf, until } from './assertions.ts';
 import { serve, sparePort, startBackend } from './backend.ts';
-import { ask } from './client.ts';
+import { ask, statusesOf } from './client.ts';
 import { blocks, CONNECTING, fileWith, folder, README } from './files.ts';
 import { SIDE_BY_SIDE, test, type TestContext } from './guard.ts';
-import { FROM, GROUP, SECRET, signed, STRANGER, THIRD, TO } from './samples.ts';
+import { FROM, GROUP, OTHER, SECRET, SECRETS, signed, STRANGER, THIRD, TO } from './samples.ts';
 import { cli, isRoot, NOBODY, program, runAsNobody, start, startGateway, startProcess } from './start.ts';
 
 /** The id of a group, as the backend makes it of 32 bytes. */
 const groupId = (letter: string): string => `group.${btoa(Buffer.alloc(32, letter).toString('base64'))}`;
 
 const UUID = '1b4e28ba-2fa1-11d2-883f-0016d3cca427';
+
+const OTHER_UUID = '0f4c2a3e-7d51-4b8a-9c60-1e2f3a4b5c6d';
 
 /** What a backend knows, as the body of each answer, with 200 unless a status is given. */
 type Known = Record<string, unknown>;
@@ -41,7 +43,7 @@ const KNOWN: Known = {
     { id: groupId('c'), name: 'Alerts' },
   ],
   [`GET /v1/contacts/${FROM}`]: [
-    { number: TO, uuid: '', name: 'Ann', profile_name: 'x' },
+    { number: TO, uuid: OTHER_UUID, name: 'Ann', profile_name: 'x' },
     { number: '', uuid: UUID, name: '', profile_name: 'Family' },
     { number: null, uuid: 'nobody', name: 'Unusable' },
     { number: 'ann.01', uuid: GROUP, name: 'Unusable' },
@@ -345,11 +347,11 @@ suite('add', SIDE_BY_SIDE, () => {
     const { code, stdout, stderr } = await add(file, ['backup']);
     assert.deepEqual([code, stdout], [2, '']);
     assert.deepEqual(stderr.split('\n'), [
-      "gateway: say who may get its messages: add backup RECIPIENT…, by number, UUID, user name, or a group's id or name.",
+      "gateway: say who may get its messages: add backup RECIPIENT…, by number, UUID, user name or a group's id.",
       `The backend ${url} knows`,
       `  account  ${FROM}`,
       `  group    ${GROUP}  Red  account  +1txt${'y'.repeat(21)}…`,
-      `  contact  ${TO}  Ann`,
+      `  contact  ${TO}  ${OTHER_UUID}  Ann`,
       `  contact  ${UUID}  Family`,
       '',
     ]);
@@ -360,30 +362,17 @@ suite('add', SIDE_BY_SIDE, () => {
     assert.equal((await add(join(folder(t), 'none.json'), ['backup'], inEnv)).stderr, stderr);
   });
 
-  test('a group is found by its exact name if only one has it; a person is never found by name', async (t) => {
-    const steering = 'Fam\x1b[1mily';
-    const { url } = await startKnowing(t, {
-      [`GET /v1/groups/${FROM}`]: [...KNOWN[`GET /v1/groups/${FROM}`] as [], { id: groupId('d'), name: steering }],
-    });
+  test('neither a group nor a person is found by name, and the backend is not asked for one', async (t) => {
+    const { url, asked } = await startKnowing(t);
     const file = fileWith(t, { backend: { url } });
-    const found = await add(file, ['family', 'Family']);
-    assert.equal(found.code, 0, found.stderr);
-    assert.ok(found.stdout.includes(` to ${GROUP} (Family).`), found.stdout);
-    assert.deepEqual(JSON.parse(readFileSync(file, 'utf8')).tokens.family.defaults.recipients, [GROUP]);
     const before = readFileSync(file, 'utf8');
-    for (
-      const [word, said] of [
-        ['Alerts', `several groups have this name; give the id of one: ${groupId('b')}, ${groupId('c')}`],
-        ['Ann', 'the backend has no group with exactly this name; people are given by number, user name or UUID'],
-        ['family', 'the backend has no group with exactly this name'],
-        ['Family ', 'the backend has no group with exactly this name'],
-      ] as const
-    ) {
-      const { code, stdout, stderr } = await add(file, ['x', word]);
+    for (const word of ['Family', 'Ann', 'Alerts', 'my', '“+15550100002”']) {
+      const { code, stdout, stderr } = await add(file, ['x', word, '--from', FROM]);
       assert.deepEqual([code, stdout], [2, ''], word);
-      assert.ok(stderr.includes(`recipient 1: ${said}`), stderr);
+      const said = 'recipient 1: this is no phone number, user name, UUID or group\'s id; "add NAME" alone lists what';
+      assert.ok(stderr.includes(said), stderr);
     }
-    assert.equal(readFileSync(file, 'utf8'), before);
+    assert.deepEqual([readFileSync(file, 'utf8'), asked], [before, []]);
   });
 
   test('add says how a recipient or an account is written, before it asks the backend', async (t) => {
@@ -626,9 +615,12 @@ suite('add', SIDE_BY_SIDE, () => {
         '"old" is given twice',
       ],
       [{ tokens: { old }, recipient: TO }, 'recipient: is not a setting'],
-      [{ tokens: { old, x: old } }, 'there is a token "x" already; choose another name, or first remove it from '],
-      [{ tokens: `old=${SECRET}` }, 'tokens: only an object can get another token'],
-      [{ tokens: [old] }, 'tokens: only an object can get another token'],
+      [
+        { tokens: { old, x: old } },
+        'there is a token "x" already; choose another name, or first remove it ("remove x"), or rename it in ',
+      ],
+      [{ tokens: `old=${SECRET}` }, 'tokens: only an object can be changed here'],
+      [{ tokens: [old] }, 'tokens: only an object can be changed here'],
     ];
     for (const [content, said] of cases) {
       const file = fileWith(t, content);
@@ -732,21 +724,84 @@ suite('add', SIDE_BY_SIDE, () => {
     assert.match(other.stderr, /\(EACCES\); let this user read it: chown or chmod\n$/);
   });
 
-  test("a bot's owner is told which UUIDs its recipients have, where the backend knows them", async (t) => {
-    const contacts = [{ number: TO, uuid: UUID }, { number: THIRD, uuid: 'x' }, { number: STRANGER, uuid: UUID }];
-    const { url, asked } = await startKnowing(t, { [`GET /v1/contacts/${FROM}`]: contacts });
+  test("a bot's owner is told that it replies to UUIDs, and which command lists them", async (t) => {
+    const { url, asked } = await startKnowing(t);
     const outputOf = async (client: string, ...ids: string[]) => {
       const words = ['x', ...ids, '--from', FROM, '--for', client];
       return (await add(fileWith(t, { backend: { url } }), words)).stdout;
     };
-    const hint = `\nA bot replies to UUIDs: add ${UUID} (${TO}) to its "recipients".\n`;
-    // A backend that lies.
-    contacts.push({ number: TO, uuid: 'ann.01' }, { number: TO, uuid: GROUP }, { number: TO, uuid: STRANGER });
+    const hint =
+      '\nA bot replies to UUIDs: add those of its people to its "recipients"; "add NAME" alone lists them.\n';
     assert.ok((await outputOf('bot', TO, THIRD)).includes(hint), hint);
-    assert.deepEqual(asked, [`GET /v1/contacts/${FROM}`]);
-    for (const [client, ...ids] of [['bot', TO, UUID], ['bot', GROUP], ['script', TO]] as const) {
+    for (const [client, ...ids] of [['bot', UUID], ['bot', GROUP], ['script', TO]] as const) {
       assert.ok(!(await outputOf(client, ...ids)).includes('UUIDs'), client);
     }
+    assert.deepEqual(asked, []);
+  });
+
+  test('remove takes one token out of the file, says what ends and when, and leaves the rest as it was', async (t) => {
+    const secretOf = (i: number): string => `${SECRET}-${i}`;
+    const file = fileWith(t, {
+      log: { level: 'warn' },
+      tokens: { one: { secret: secretOf(1), rate: '1/1m' }, two: { secret: secretOf(2) } },
+    });
+    chmodSync(file, 0o640);
+    const remove = (name: string, env = {}) => cli(['--config', file, 'remove', name], { env });
+    const first = await remove('one');
+    assert.deepEqual([first.code, first.stderr], [0, '']);
+    assert.deepEqual(first.stdout.split('\n'), [
+      `"one" is no longer in ${file}.`,
+      'A gateway that runs with this file refuses the token in 5 s, and ends what it has open.',
+      '',
+    ]);
+    const left = { log: { level: 'warn' }, tokens: { two: { secret: secretOf(2) } } };
+    assert.deepEqual([JSON.parse(readFileSync(file, 'utf8')), statSync(file).mode & 0o777, beside(file)], [
+      left,
+      0o640,
+      ['gateway.json'],
+    ]);
+    const again = await remove('one');
+    assert.deepEqual([again.code, again.stderr.includes('has no token with that name; there are "two"')], [2, true]);
+    const inEnv = await remove('two', { GATEWAY_TOKENS: SECRET });
+    assert.match(
+      inEnv.stdout,
+      /^GATEWAY_TOKENS is set and replaces all tokens of the file: what it has still works\.$/m,
+    );
+    assert.match(inEnv.stdout, /^It was the last one: nobody is let in until there is another\.$/m);
+    assert.deepEqual(JSON.parse(readFileSync(file, 'utf8')).tokens, {});
+  });
+
+  test('a gateway that runs refuses a removed token, and ends what it has open', async (t) => {
+    const backend = await startBackend(t);
+    const tokens = { stays: { secret: SECRET }, goes: { secret: OTHER } };
+    const file = fileWith(t, { tokens, backend: { url: backend.url } });
+    const gateway = await startProcess(t, { args: ['--config', file] });
+    const asked = () => statusesOf(gateway, ...[SECRET, OTHER].map((secret) => signed(`Bearer ${secret}`)));
+    assert.deepEqual(await asked(), [200, 200]);
+    assert.equal((await cli(['--config', file, 'remove', 'goes'])).code, 0);
+    await until(() => linesOf(gateway, /^reloaded/).length > 0);
+    assert.deepEqual(await asked(), [200, 401]);
+    await gateway.close();
+  });
+
+  test('remove changes nothing in a file that a gateway would not load, or that cannot be written, and says so', async (t) => {
+    const token = { secret: SECRET };
+    const cases: [content: unknown, said: string][] = [
+      [{ tokens: { x: token, y: { secret: OTHER, rat: 1 } } }, 'tokens.y.rat: is not a setting'],
+      [`{"tokens":{"x":{"secret":"${SECRET}"},"x":{"secret":"${OTHER}"}}}`, 'is given twice in one object'],
+      [{ tokens: `x=${SECRET}` }, 'tokens: only an object can be changed here'],
+      [{}, 'has no token with that name; there are none'],
+    ];
+    for (const [content, said] of cases) {
+      const file = fileWith(t, content);
+      const before = readFileSync(file, 'utf8');
+      const { code, stdout, stderr } = await cli(['--config', file, 'remove', 'x']);
+      assert.deepEqual([code, stdout, stderr.includes(said)], [2, '', true], stderr);
+      assert.doesNotMatch(stderr, SECRETS);
+      assert.equal(readFileSync(file, 'utf8'), before);
+    }
+    const { stderr } = await cli(['--config', join(folder(t), 'none.json'), 'remove', 'x']);
+    assert.match(stderr, /does not exist/);
   });
 
   test(
@@ -789,7 +844,7 @@ suite('test', SIDE_BY_SIDE, () => {
       [['script'], { text_mode: 'styled', number: FROM, recipients: [TO] }],
       [['named'], { number: FROM, recipients: [TO] }],
       [['named', THIRD], { number: FROM, recipients: [THIRD] }],
-      [['named', 'Family'], { number: FROM, recipients: [GROUP] }],
+      [['named', GROUP], { number: FROM, recipients: [GROUP] }],
       [['open', STRANGER], { number: FROM, recipients: [STRANGER] }],
       [['open', STRANGER, '--from', THIRD], { number: THIRD, recipients: [STRANGER] }],
     ];

@@ -183,8 +183,6 @@ ${
       `{"token":"${SECRET}","message":"x"}`,
     ].map((request) => `    none | ${request} → 401 unauthorized | reason=no_credential | detail=${NO_TOKEN}`)
   }
-    none | GET /v1/about?a=b&auth=${SECRET} → 401 unauthorized | detail=The query has "auth", which is no credential: the parameter is "@auth", and "methods" must have query.
-    none | GET /v1/about?Access_Token=${SECRET} → 401 unauthorized | detail=The query has "access_token", which is no credential: the parameter is "@auth", and "methods" must have query.
     none | GET /v1/about?auth1=${SECRET} → 401 unauthorized | detail=${NO_TOKEN}
     none | Origin: https://x.example → 401 unauthorized | reason=origin_not_listed | detail=A page of this origin may use the gateway once "cors" has the origin.
     * bearer ${OTHER}

@@ -34,11 +34,9 @@ const OPENED = {
     KNOWN_ROUTES.filter(({ group }) => group !== 'metrics').map(({ group }) => [group, new RegExp(`^${group}`)]),
   ),
   'messaging': /^(send|receive|messaging)/,
-  '* /*,* /v1/*,* /:a/*,GET /v1/:a/:b,* /v1/*/:number,* /:a/:b,* /v1/:a,* /:swagger/*,messaging,info': /^(?!setup)/,
+  '* /*,* /v1/*,* /:a/*,GET /v1/:a/:b,* /v1/*/:number,* /:a/:b,* /v1/:a,messaging,info': /^(?!setup)/,
   '* /v1/accounts/*': /^\w+ \w+ \/v1\/accounts\//,
-  'GET /swagger/*': /GET \/swagger\//,
-  'GET /swagger/:file': /GET \/swagger\//,
-  'GET /v1/accounts,GET /swagger/doc.json': /GET \/(v1\/accounts|swagger\/doc.json)$/,
+  'GET /v1/accounts,GET /v1/qrcodelink': /GET \/v1\/(accounts|qrcodelink)$/,
 };
 
 suite('rules', SIDE_BY_SIDE, () => {
@@ -135,7 +133,7 @@ suite('rules', SIDE_BY_SIDE, () => {
     assert.equal(String(backend.seen[0]!.body), body);
   });
 
-  const NEW_ROUTES = ['/v1/register', '/v1/devices/x/y/z', '/v1/accounts/new/thing', '/swagger', '/v1/plugins'];
+  const NEW_ROUTES = ['/v1/register', '/v1/devices/x/y/z', '/v1/accounts/new/thing', '/v1/plugins'];
 
   const ALL_BUT_SETUP = { allow: ['* /*', 'messaging', 'GET /v1/accounts'] };
 
@@ -231,7 +229,7 @@ suite('rules', SIDE_BY_SIDE, () => {
     GET /v1/attachments ;; GET /v1/attachments/abc ;; DELETE /v1/attachments/abc
     GET /v1/search?numbers=%2B15550100009
     * bearer | @ {"allow":["setup"]} → 403 endpoint_not_allowed
-    GET /v1/accounts ;; GET /v1/qrcodelink?device_name=x ;; GET /v1/configuration ;; GET /swagger/index.html
+    GET /v1/accounts ;; GET /v1/qrcodelink?device_name=x ;; GET /v1/configuration
     * bearer | @ {"allow":["info","GET /v1/attachments/:attachment","GET /v1/accounts"]} → passes
     GET /v1/about → 200 ;; GET /v1/attachments/abc ;; GET /v1/accounts ;; GET /v1/attachments → 403 endpoint_not_allowed`;
 
