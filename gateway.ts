@@ -28,13 +28,14 @@
  * Exit codes: 0 success; 1 a failure while running (the port is in use, the backend is down, `render` refuses the
  * payload); 2 invalid usage or configuration.
  *
- * Contents. The first five sections hold types and tables that all others use. From GATEWAY on, a section calls mostly
- * what is below it; the request's way through them is the function `handle`. The commands come last: they use
- * everything, and nothing above uses them.
- *   PUBLIC TYPES · SETTINGS · FIXED LIMITS · PROBLEMS · ROUTES · GATEWAY · PIPELINE · TARGET · CREDENTIALS · ORIGINS ·
- *   ENDPOINTS · RATE · METRICS · REQUEST BODY · MESSAGES · TEMPLATES · POLICY · BODY SCAN · RELAY · GATE AND SLOTS ·
- *   CONNECT · WEBSOCKETS · READING · RESPONSES · ADDRESSES · LOG · LOADING · READERS · DEMO · ADD AND TEST ·
- *   COMMAND LINE · EXPORTS
+ * Contents, in five parts. From GATEWAY on, a section calls mostly what is below it; a request's way through them is the
+ * function `handle`. The commands use everything, and nothing above uses them.
+ *   types and tables  PUBLIC TYPES · SETTINGS · FIXED LIMITS · PROBLEMS · ROUTES
+ *   the proxy         GATEWAY · PIPELINE · TARGET · CREDENTIALS · ORIGINS · ENDPOINTS · RATE · METRICS · REQUEST BODY
+ *   messages          MESSAGES · TEMPLATES · POLICY · BODY SCAN
+ *   the proxy again   RELAY · GATE AND SLOTS · CONNECT · WEBSOCKETS · READING · RESPONSES · ADDRESSES · LOG
+ *   configuration     LOADING · READERS
+ *   commands          DEMO · ADD AND TEST · COMMAND LINE · EXPORTS
  *
  * Words in comments: a "send" is a request that sends a message, by /v2/send or /v1/send. The body that the gateway
  * builds for a send is a "message". "Attack:" begins what a check prevents. "UNTIL …:" begins a workaround for a
@@ -159,6 +160,9 @@ type Setting = readonly [Reader<unknown>, help: string, fallback?: string];
 
 /** In messages: a number of an account or a person, as the backend writes it. */
 const A_NUMBER = 'a phone number (such as "+4915112345678" in double quotes)';
+
+/** For messages: the backend's URL in a usual compose file. */
+const EXAMPLE_URL = 'http://signal-api:8080';
 
 /** What neither the value nor what is expected shows. */
 const RECIPIENT_HINTS: Hints = [
@@ -350,10 +354,15 @@ const HEADERS_LIMIT = 200;
 
 /**
  * How many wrong credentials an address may send before it gets 429. A person makes fewer mistakes; a misconfigured
- * poller makes more. Also how many unauthenticated requests per address, and how many refusals per token and code, are
- * logged above debug level.
+ * poller makes more.
  */
 const FAILURE_RATE = { count: 30, perMs: 60_000 };
+
+/**
+ * How many lines are logged above debug level: of unauthenticated requests per address, of refusals per token and code, and
+ * of internal errors.
+ */
+const LINE_RATE = { count: 30, perMs: 60_000 };
 
 /**
  * The size of the head of a body. A body of at most this size is checked whole before the backend is contacted. In a
@@ -367,11 +376,11 @@ const NESTING_LIMIT = 64;
 /** The largest body from which the gateway builds a message. Such a body is read into memory as a whole. */
 const PAYLOAD_LIMIT_BYTES = 1024 * 1024;
 
-/**
- * How often what runs is checked for tokens that have expired; a reload checks it at once. Also how long the answer to a
- * request that the backend may have acted on is left to end.
- */
+/** How often what runs is checked for tokens that have expired. A reload checks it at once. */
 const RECHECK_MS = 30_000;
+
+/** How long the answer to a request that the backend has acted on may still take after its token has ended. */
+const LAST_ANSWER_MS = 30_000;
 
 /** How long a WebSocket, or a connection to the backend, may be silent before TCP probes its peer. */
 const SILENCE_MS = 30_000;
@@ -888,7 +897,7 @@ function attachListeners(core: Core) {
 /** The listeners of the server's events. Because of `guardListeners`, none can crash the process. */
 function listenersOf(core: Core) {
   const request = (req: IncomingMessage, res: ServerResponse, isUpgrade = false) => {
-    handleInTurn(core, res, isUpgrade).catch((error) => failEvent(core, error, [req]));
+    handlePipelined(core, res, isUpgrade).catch((error) => failEvent(core, error, [req]));
   };
   const upgrade = (req: IncomingMessage, socket: Socket, head: Buffer) => {
     // node:http continues to parse a packet after its socket was destroyed, and such a socket accepts no response. This
@@ -1051,7 +1060,7 @@ const PIPELINE_LIMIT = 8;
  * Handles the requests of a connection one after the other, even if a client pipelines several (RFC 9112 9.3.2). In
  * parallel they could overtake each other at the backend, and one connection would count as many.
  */
-async function handleInTurn(core: Core, res: ServerResponse, isUpgrade: boolean) {
+async function handlePipelined(core: Core, res: ServerResponse, isUpgrade: boolean) {
   const { socket } = res.req;
   // A connection that was reset may still deliver requests, but has no address to check against `clients`.
   if (!socket.remoteAddress) return void socket.destroy();
@@ -1115,7 +1124,6 @@ function respondUnparsed(core: Core, error: UnparsedError, socket: Socket) {
   if (!wasClosing) due.once('close', () => endSocket(core, socket));
 }
 
-/** The error of `clientError`. */
 type UnparsedError = NodeJS.ErrnoException & { rawPacket?: Buffer };
 
 /** Reads and discards what else arrives, and closes the connection when its client does. */
@@ -1389,14 +1397,9 @@ class Exchange {
   /** Set only by `transmit`. */
   earlyResponse: EarlyResponse | undefined;
 
-  // What the exchange holds. The first four are set only by `connectInTurn`, Slots and Gate.
-  slot: Slot | undefined;
-  /** How long the request may still wait for a slot. */
-  slotWaitMs = 0;
-  /** How long the request may still wait for a backend that is down. */
-  gateWaitMs = 0;
-  /** When the request was ready to be sent, by performance.now(). Requests queue in this order. */
-  readyMs = 0;
+  // What the exchange holds.
+  /** Its place among the requests that want the backend. */
+  readonly place: Place = { slot: undefined, slotWaitMs: 0, gateWaitMs: 0, readyMs: 0 };
   /** How many bytes of its body are in memory, to build a message from them. */
   heldBytes = 0;
   /** How many bytes of an incomplete large body the backend has. */
@@ -1458,7 +1461,8 @@ class Exchange {
    * overdue.
    */
   leave() {
-    if (this.stage !== 'sent' || !this.slot || this.slot.isOverdue) return this.end(new Problem('client_left'));
+    const { slot } = this.place;
+    if (this.stage !== 'sent' || !slot || slot.isOverdue) return this.end(new Problem('client_left'));
     this.hasLeft = true;
     this.heldBytes = 0;
   }
@@ -1512,7 +1516,7 @@ class Exchange {
    * Waits before the request's last byte has reached the backend. A shutdown ends this wait at once. The caller sets
    * the next stage. The parameters and the result are those of `waitUntil`.
    */
-  standBy(...wait: Parameters<Exchange['waitUntil']>) {
+  waitInterruptibly(...wait: Parameters<Exchange['waitUntil']>) {
     if (this.core.draining) this.end(new Problem('shutting_down'));
     this.stage = 'waiting';
     return this.waitUntil(...wait);
@@ -1547,7 +1551,7 @@ function isLastResponse({ core, connection, req, res, isBuiltMessage, endedBy }:
 async function handle(exchange: Exchange, isUpgrade: boolean) {
   const { core, req, rules, client } = exchange;
   const body = new RequestBody(exchange);
-  begin(exchange);
+  register(exchange);
   try {
     // First: a health check is answered even during a shutdown. It needs no token, so the response reveals nothing
     // about the backend, the version or the tokens.
@@ -1591,7 +1595,7 @@ async function handle(exchange: Exchange, isUpgrade: boolean) {
     // The first 64 KiB of the body are checked before the backend is contacted; a larger body is checked further while
     // it streams. If the gateway builds a message from the body, that message is checked.
     exchange.isBuiltMessage = buildsMessages(token) && target.route === SEND_ROUTE;
-    const content = exchange.isBuiltMessage ? await readMessage(exchange, body) : await body.readChecked();
+    const content = exchange.isBuiltMessage ? await makeMessage(exchange, body) : await body.readChecked();
 
     // Only once: see `relay`. A message that was built opens no WebSocket.
     await relay(exchange, content, isUpgrade && !exchange.isBuiltMessage);
@@ -1610,7 +1614,7 @@ async function handle(exchange: Exchange, isUpgrade: boolean) {
  * Adds the exchange to `running`. If the client disconnects, the exchange ends or continues without it (see `leave`).
  * After the response, the connection counts as unauthenticated again until its next valid token.
  */
-function begin(exchange: Exchange) {
+function register(exchange: Exchange) {
   const { core: { connections, running }, connection, req, res } = exchange;
   running.push(exchange);
   const socket = transportSocket(req.socket);
@@ -1644,7 +1648,6 @@ function transportSocket(socket: Socket & { _parent?: Socket | null }) {
   return socket._parent ?? socket;
 }
 
-/** Responds with a text from the gateway itself. */
 function respondText(exchange: Exchange, text: string, type: string) {
   exchange.respond(200, {
     'Content-Type': type,
@@ -1692,7 +1695,7 @@ function logExchange(exchange: Exchange) {
   const flood = isRoutine ? undefined : floodKeyOf(exchange);
   const reason = origin ? 'origin_not_listed' : endedBy?.reason;
   const { logged, detail, token: refused } = endedBy?.details ?? {};
-  const isFlood = flood !== undefined && flood.lines.take(flood.key, FAILURE_RATE, core.elapsedMs()) > 0;
+  const isFlood = flood !== undefined && flood.lines.take(flood.key, LINE_RATE, core.elapsedMs()) > 0;
   const code = endedBy?.code;
   if (isFlood && token) {
     warnRarely(core, 'further refusals of a token are logged at debug level', { token: token.name, code });
@@ -1802,7 +1805,7 @@ function refusalOfNarrowed({ senders, recipients }: Token, allowedBy: AllowedBy 
  */
 function isLeftToEnd({ stage, target, answeredMs }: Exchange) {
   if (stage === 'sent') return target!.route?.group !== 'receive';
-  return stage === 'answered' && target!.method !== 'GET' && performance.now() - answeredMs < RECHECK_MS;
+  return stage === 'answered' && target!.method !== 'GET' && performance.now() - answeredMs < LAST_ANSWER_MS;
 }
 
 // #endregion
@@ -2441,7 +2444,7 @@ signal_gateway_requests_waiting{for="slot"} ${
 signal_gateway_requests_waiting{for="backend"} ${count(isAtGate)}
 # HELP signal_gateway_slots_overdue Slots whose request has had no answer from the backend for 30 s.
 # TYPE signal_gateway_slots_overdue gauge
-signal_gateway_slots_overdue ${count(({ slot }) => slot?.isOverdue === true)}
+signal_gateway_slots_overdue ${count(({ place }) => place.slot?.isOverdue === true)}
 # HELP signal_gateway_backend_up Whether the backend can be connected to; at start 0 until it has answered.
 # TYPE signal_gateway_backend_up gauge
 signal_gateway_backend_up ${Number(!gate.isDown && !isAwaited)}
@@ -2487,6 +2490,11 @@ function seriesIn(map: Map<string, number>, name: string, token: Token | undefin
 
 /** The body for the backend: none, one piece (a small body or a built message), or a large body, which streams. */
 type Content = Uint8Array | RequestBody | undefined;
+
+/** Whether the body for the backend streams, because it is larger than the head. */
+function isStream(content: Content): content is RequestBody {
+  return content instanceof RequestBody;
+}
 
 /** How much of its body a client must send in each `stallTimeoutMs`, so that it cannot send single bytes for days. */
 const PACE_BYTES = 30 * 1024;
@@ -2564,7 +2572,6 @@ class RequestBody {
     while (!this.#isComplete) {
       if (!scan.isEnded) yield* this.#chunksRead.splice(0);
       const chunk = await this.#next();
-      nudgeGarbageCollector(chunk);
       scan.begin(chunk);
       if (!scan.proceed(FREE_STEPS)) {
         await this.#inTurns(() => {
@@ -2872,7 +2879,7 @@ function buildsMessages({ defaults, message }: Token) {
  * memory of its text, so none of it outlives this function, however long the request waits.
  * The query of a POST is ignored, so it may not name a field that must not be lost.
  */
-async function readMessage(exchange: Exchange, body: RequestBody) {
+async function makeMessage(exchange: Exchange, body: RequestBody) {
   const token = exchange.token!;
   const target = exchange.target!;
   exchange.target = { ...target, method: SEND_ROUTE.method, query: '', parameters: [] };
@@ -2949,7 +2956,6 @@ const BODIES: readonly (readonly [fits: (body: Posted) => boolean, read: (body: 
   [() => true, ({ text, token }) => readFields([['message', cutText(cleanText(text))]], token)],
 ];
 
-/** The payload of a body. */
 function readPayload(token: Token, bytes: Buffer, contentType = '') {
   const [type] = /^[^ \t;,]*/.exec(contentType.toLowerCase())!;
   // JSON is UTF-8 whatever is declared (RFC 8259 8.1), and each field of a multipart form declares its own charset.
@@ -2999,7 +3005,6 @@ function toUtf8(bytes: Buffer, contentType: string) {
   return recode(isEscaped ? unescapeBytes(bytes.toString('latin1'), /%[89a-f][\da-f]/gi) : bytes, charset);
 }
 
-/** Matches the names of UTF-8. */
 const IS_UTF8 = /^utf-?8$/i;
 
 /** Decodes bytes in a charset, and returns them in UTF-8. */
@@ -3074,7 +3079,6 @@ const ENCODED_PART = /^content-transfer-encoding:(?! *(?:7bit|8bit|binary)$)|^co
 /** Matches a body that begins like a multipart form. */
 const BEGINS_MULTIPART = /^\s*--.*\r?\n(?:[\w-]+:.*\r?\n)*?content-disposition:/i;
 
-/** The fields of a multipart form. */
 function readMultipart(body: Buffer, contentType: string) {
   // UNTIL `Response` refuses a part that it cannot read: Deno 2.9 skips it (findings/deno-formdata-skips-a-part.sh).
   const written = MULTIPART.exec(contentType)?.groups?.boundary ??
@@ -3999,7 +4003,6 @@ class BodyScan {
     return true;
   }
 
-  /** Ends the document. */
   end() {
     if (!this.isEnded) this.#fail(0, 'it ends before the object is complete');
     if (!this.#hasNumber) this.#fields.push({ key: 'number', value: undefined });
@@ -4337,14 +4340,14 @@ const NOT_TO_BACKEND = new Set([
 
 /**
  * Sends the request to the backend once, and its response to the client. There are two phases, and no way back from the
- * second. `connectInTurn` repeats only `connect`, which writes nothing. `transmit` writes the request.
+ * second. `connectWithSlot` repeats only `connect`, which writes nothing. `transmit` writes the request.
  * @param isUpgrade whether the request opens a WebSocket.
  */
 async function relay(exchange: Exchange, content: Content, isUpgrade: boolean) {
   const takeSocket = isUpgrade && listenEarly(exchange.req.socket);
   let incoming: IncomingMessage | undefined;
   try {
-    const outgoing = await connectInTurn(exchange, requestFor(exchange, content, isUpgrade), isStream(content));
+    const outgoing = await connectWithSlot(exchange, requestFor(exchange, content, isUpgrade), isStream(content));
     incoming = await transmit(exchange, outgoing, content, isUpgrade);
     exchange.upstream.slots.release(exchange);
     const length = checkResponseHead(incoming, isUpgrade);
@@ -4419,12 +4422,13 @@ function outboundHeaders({ req, rules, client, requestId, isBuiltMessage }: Exch
  * Connects to the backend when the request has its slot and the gate is open. Only `connect` is repeated.
  * @param isUpload whether the body is large. An upload acquires its slot before its last byte, and not here.
  */
-async function connectInTurn(exchange: Exchange, request: http.RequestOptions, isUpload: boolean) {
+async function connectWithSlot(exchange: Exchange, request: http.RequestOptions, isUpload: boolean) {
   const { core, rules, upstream: { gate, slots } } = exchange;
   const timeoutMs = rules['backend.timeout'];
-  exchange.readyMs = performance.now();
-  exchange.slotWaitMs = timeoutMs;
-  exchange.gateWaitMs = declares(exchange.target!.route, 'waits') ? Math.min(rules['backend.wait'], timeoutMs) : 0;
+  const { place } = exchange;
+  place.readyMs = performance.now();
+  place.slotWaitMs = timeoutMs;
+  place.gateWaitMs = declares(exchange.target!.route, 'waits') ? Math.min(rules['backend.wait'], timeoutMs) : 0;
   for (;;) {
     if (!isUpload) await slots.acquire(exchange);
     exchange.throwIfEnded(); // respondUnparsed may have refused a POST in the turn in which it came
@@ -4463,7 +4467,7 @@ async function transmit(exchange: Exchange, outgoing: http.ClientRequest, conten
     exchange.stage = 'sent';
     watch = setTimeout(() => {
       if (target!.route?.group !== 'receive') warnOfSilence(exchange); // a poll lasts as long as its client asks
-      upstream.slots.expire(exchange);
+      upstream.slots.markOverdue(exchange);
     }, core.slotTimeoutMs);
   };
   const onHead = (message: IncomingMessage) => {
@@ -4505,7 +4509,7 @@ async function transmit(exchange: Exchange, outgoing: http.ClientRequest, conten
     const isHere = () => incoming !== undefined;
     // The handshake of a WebSocket may be ended while it waits, if its route needs no slot: such a route does not act.
     // Any other request may act once it is sent, even if it asks for a WebSocket.
-    if (isUpgrade && !needsSlot(exchange)) await exchange.standBy(isHere, timeoutMs, 'backend_timeout');
+    if (isUpgrade && !needsSlot(exchange)) await exchange.waitInterruptibly(isHere, timeoutMs, 'backend_timeout');
     else await exchange.waitUntil(isHere, timeoutMs, 'backend_timeout');
   } catch (error) {
     if (!(error instanceof EarlyResponse)) throw error;
@@ -4654,7 +4658,6 @@ class Upstream {
   isAwaited = false;
 }
 
-/** Whether a request needs a slot. */
 function needsSlot({ target }: Exchange) {
   return !declares(target?.route, 'no-slot');
 }
@@ -4709,14 +4712,15 @@ class Gate {
 
   /** Waits until the gate opens. */
   async wait(exchange: Exchange) {
-    if (exchange.gateWaitMs <= 0) throw this.#failure;
+    const { place } = exchange;
+    if (place.gateWaitMs <= 0) throw this.#failure;
     const { outagesEnded } = this;
     this.#waiting.push(exchange);
     void this.#probe(exchange.core, exchange.rules);
     try {
-      exchange.gateWaitMs -= await exchange.standBy(
+      place.gateWaitMs -= await exchange.waitInterruptibly(
         () => this.outagesEnded > outagesEnded,
-        exchange.gateWaitMs,
+        place.gateWaitMs,
         () => this.#failure!,
       );
     } finally {
@@ -4749,7 +4753,7 @@ class Gate {
         const failure = this.#failure;
         this.#failure = undefined;
         this.outagesEnded++;
-        for (const exchange of this.#waiting.sort((a, b) => a.readyMs - b.readyMs)) exchange.wake();
+        for (const exchange of this.#waiting.sort((a, b) => a.place.readyMs - b.place.readyMs)) exchange.wake();
         this.#log(core, rules, 'the backend is reachable again', { after: failure?.reason });
       } catch (error) {
         if (error instanceof Problem) this.#failure = error;
@@ -4759,11 +4763,23 @@ class Gate {
   }
 
   #log(core: Core, rules: Rules, message: string, why: object = { reason: this.#failure?.reason }) {
-    const isWaiting = ({ upstream, gateWaitMs, uploadBytes, stage }: Exchange) =>
-      upstream.gate === this && gateWaitMs > 0 && uploadBytes === 0 && (stage === 'waiting' || stage === 'sending');
+    const isWaiting = ({ upstream, place, uploadBytes, stage }: Exchange) =>
+      upstream.gate === this && place.gateWaitMs > 0 && uploadBytes === 0 &&
+      (stage === 'waiting' || stage === 'sending');
     const waiting = core.running.filter(isWaiting).length;
     core.log('warn', message, { backend: rules['backend.url'].url.origin, ...why, waiting });
   }
+}
+
+/** The place of a request among those that want the backend. Only `connectWithSlot`, Gate and Slots write it. */
+interface Place {
+  slot: Slot | undefined;
+  /** How long the request may still wait for a slot. */
+  slotWaitMs: number;
+  /** How long it may still wait for a backend that is down. */
+  gateWaitMs: number;
+  /** When it was ready to be sent, by performance.now(). Requests queue in this order. */
+  readyMs: number;
 }
 
 /** A slot that a request has acquired. */
@@ -4793,18 +4809,19 @@ class Slots {
 
   /** Waits until the request has a slot, if it needs one. */
   async acquire(exchange: Exchange) {
-    if (exchange.slot || !needsSlot(exchange) || exchange.core.rules['backend.parallel'] === Infinity) return;
+    const { place } = exchange;
+    if (place.slot || !needsSlot(exchange) || exchange.core.rules['backend.parallel'] === Infinity) return;
     const { name } = exchange.token!;
     const queue = this.#queues.get(name) ?? [];
-    queue.splice(queue.findLastIndex(({ readyMs }) => readyMs <= exchange.readyMs) + 1, 0, exchange);
+    queue.splice(queue.findLastIndex((other) => other.place.readyMs <= place.readyMs) + 1, 0, exchange);
     this.#setQueue(name, queue);
     this.serve(exchange.core);
-    if (exchange.slot) return;
+    if (place.slot) return;
     try {
-      exchange.slotWaitMs -= await exchange.standBy(() => exchange.slot !== undefined, exchange.slotWaitMs, 'busy');
+      place.slotWaitMs -= await exchange.waitInterruptibly(() => place.slot !== undefined, place.slotWaitMs, 'busy');
     } finally {
       // `serve` has taken it off its queue if it has its slot.
-      if (!exchange.slot) this.#setQueue(name, this.#queues.get(name)!.filter((other) => other !== exchange));
+      if (!place.slot) this.#setQueue(name, this.#queues.get(name)!.filter((other) => other !== exchange));
     }
   }
 
@@ -4815,22 +4832,23 @@ class Slots {
   }
 
   /** Releases the slot, if the request has one. A free slot goes to the next request at once. */
-  release(exchange: Exchange) {
-    const { slot } = exchange;
+  release({ core, place }: Exchange) {
+    const { slot } = place;
     if (!slot) return;
-    exchange.slot = undefined;
+    place.slot = undefined;
     this.#slots.splice(this.#slots.indexOf(slot), 1);
-    this.serve(exchange.core);
+    this.serve(core);
   }
 
   /**
    * Makes room for another request, because this one hangs: its slot is overdue. A request without a client ends
    * instead.
    */
-  expire(exchange: Exchange) {
-    if (!exchange.slot) return;
+  markOverdue(exchange: Exchange) {
+    const { slot } = exchange.place;
+    if (!slot) return;
     if (exchange.hasLeft) return exchange.end(new Problem('client_left'));
-    exchange.slot.isOverdue = true;
+    slot.isOverdue = true;
     this.serve(exchange.core);
   }
 
@@ -4842,8 +4860,8 @@ class Slots {
       const queue = this.#queues.get(token)!;
       const exchange = queue.shift()!;
       this.#setQueue(token, queue);
-      exchange.slot = { token, isOverdue: false };
-      this.#slots.push(exchange.slot);
+      exchange.place.slot = { token, isOverdue: false };
+      this.#slots.push(exchange.place.slot);
       this.#latest.set(token, ++this.#given);
       exchange.wake();
     }
@@ -4879,7 +4897,6 @@ function runningLike({ core, token }: Exchange) {
   return core.running.filter((other) => other.token?.name === token?.name);
 }
 
-/** Adds up what some requests hold. */
 function sumOf(exchanges: Exchange[], kind: 'heldBytes' | 'uploadBytes') {
   return exchanges.reduce((sum, exchange) => sum + exchange[kind], 0);
 }
@@ -4923,13 +4940,17 @@ function connect(owner: Pick<Exchange, 'underway'>, request: http.RequestOptions
   });
 }
 
+/** Why a connection or a request to the backend failed, for the log, without an address or a path. */
+function reasonOf(error: unknown) {
+  return (error as NodeJS.ErrnoException | undefined)?.code ?? 'failed';
+}
+
+function destroyThis(this: Socket) {
+  this.destroy();
+}
+
 /** @param logged what to do, if a connection cannot even be attempted. */
 const unreachable = (reason: string, logged?: string) => new Problem('backend_unreachable', reason, { logged });
-
-/** Whether the body for the backend streams, because it is larger than the head. */
-function isStream(content: Content): content is RequestBody {
-  return content instanceof RequestBody;
-}
 
 // #endregion
 
@@ -5418,7 +5439,7 @@ function textLine({ time, level, message, ...fields }: Record<string, unknown>) 
  */
 function logInternalError(core: Core, error: unknown, requestId?: string) {
   core.metrics.internalErrors++;
-  const isFlood = core.rateLimiter.take('internal error', FAILURE_RATE, core.elapsedMs()) > 0;
+  const isFlood = core.rateLimiter.take('internal error', LINE_RATE, core.elapsedMs()) > 0;
   const stack = error instanceof Error ? error.stack : String(error);
   core.log(isFlood ? 'debug' : 'error', 'internal error', { requestId, stack });
 }
@@ -5845,7 +5866,6 @@ function textThat(isRight: (text: string) => boolean, expected: string, hints?: 
   return scalarOf(expected, (text) => isRight(text) ? text : undefined, hints);
 }
 
-/** Whether a value is what JSON calls an object. */
 function isObject(value: unknown): value is JsonObject {
   return typeof value === 'object' && value !== null && !Array.isArray(value);
 }
@@ -5943,18 +5963,6 @@ function readDefaultRecipients(list: unknown) {
   ensure(JSON.stringify(list).length <= PAYLOAD_LIMIT_BYTES, `is larger than ${showSize(PAYLOAD_LIMIT_BYTES)}`);
   return [...listOf(readerOfRecipients(false))(list)];
 }
-
-/** Why a connection or a request to the backend failed, for the log, without an address or a path. */
-function reasonOf(error: unknown) {
-  return (error as NodeJS.ErrnoException | undefined)?.code ?? 'failed';
-}
-
-function destroyThis(this: Socket) {
-  this.destroy();
-}
-
-/** For messages: the backend's URL in a usual compose file. */
-const EXAMPLE_URL = 'http://signal-api:8080';
 
 /**
  * How long an idle connection to the backend is kept. The backend, or a proxy before it, must not close it first,
