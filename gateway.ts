@@ -2875,36 +2875,42 @@ function buildsMessages({ defaults, message }: Token) {
 }
 
 /**
- * Builds a message from the body, or from the query of a GET, and checks it. A payload may take twenty times the
- * memory of its text, so none of it outlives this function, however long the request waits.
- * The query of a POST is ignored, so it may not name a field that must not be lost.
+ * Reads the body, or the query of a GET, and makes a message of it. A payload may take twenty times the memory of its
+ * text, so none of it outlives `build`, however long the request waits.
  */
 async function makeMessage(exchange: Exchange, body: RequestBody) {
-  const token = exchange.token!;
   const target = exchange.target!;
+  if (!target.isSendByGet) refuseIgnoredFields(target);
   exchange.target = { ...target, method: SEND_ROUTE.method, query: '', parameters: [] };
-  for (const [name] of target.parameters) {
-    if (!target.isSendByGet && readName(name).isVital) {
-      throw badField(nameToShow(name), 'is in the query, which is ignored for a POST');
-    }
-  }
   const content = target.isSendByGet ? undefined : await body.readWhole();
   const build = () => {
     const payload = content
-      ? readPayload(token, content, exchange.req.headers['content-type'])
-      : readForm(target.query, token);
-    const message = buildMessage(token, payload);
-    // A client that repeats its token in the text, as in "Door 1\n@auth=TOKEN", would show it to everyone who reads it.
-    const secret = exchange.credential?.secret;
-    if (secret && String(message.message ?? '').includes(secret)) throw badField('message', 'contains the API token');
-    const { bytes, fields } = scanMessage(message);
-    checkFieldsOf(exchange, fields);
-    return bytes;
+      ? readPayload(exchange.token!, content, exchange.req.headers['content-type'])
+      : readForm(target.query, exchange.token!);
+    return buildChecked(exchange, payload);
   };
   const isShort = content === undefined || content.length <= SHORT_BYTES;
   const bytes = isShort ? build() : await exchange.core.turns.take(exchange, build);
   // The longest are made of JSON with numbers such as 1e20, which JSON.stringify writes out: 1 MiB becomes 4.4 MiB.
   body.countHeld(bytes.length);
+  return bytes;
+}
+
+/** The query of a POST is ignored, so it may not name a field that must not be lost. */
+function refuseIgnoredFields({ parameters }: Target) {
+  for (const [name] of parameters) {
+    if (readName(name).isVital) throw badField(nameToShow(name), 'is in the query, which is ignored for a POST');
+  }
+}
+
+/** The bytes of the message, checked as what a client posts itself. */
+function buildChecked(exchange: Exchange, payload: JsonObject) {
+  const message = buildMessage(exchange.token!, payload);
+  // A client that repeats its token in the text, as in "Door 1\n@auth=TOKEN", would show it to everyone who reads it.
+  const secret = exchange.credential?.secret;
+  if (secret && String(message.message ?? '').includes(secret)) throw badField('message', 'contains the API token');
+  const { bytes, fields } = scanMessage(message);
+  checkFieldsOf(exchange, fields);
   return bytes;
 }
 
