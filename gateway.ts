@@ -548,10 +548,10 @@ class ConfigError extends UsageError {
 
 /** Collects the errors of several readers, so that all mistakes are reported at once. */
 class Mistakes {
-  readonly found: string[] = [];
+  readonly sentences: string[] = [];
 
   add(at: string, sentence: string) {
-    this.found.push(`${at}: ${sentence}`);
+    this.sentences.push(`${at}: ${sentence}`);
   }
 
   /**
@@ -565,14 +565,14 @@ class Mistakes {
       if (!(error instanceof UsageError)) throw error;
       const problems = error instanceof ConfigError ? error.problems : [`: ${error.message}`];
       // A setting at the top level has no place but its name.
-      this.found.push(...problems.map((problem) => (at + problem).replace(/^the configuration\./, '')));
+      this.sentences.push(...problems.map((problem) => (at + problem).replace(/^the configuration\./, '')));
       return undefined;
     }
   }
 
   /** Returns the value, or throws. @throws {ConfigError} if any mistake was collected. */
   valueOrThrow<T>(value: T) {
-    if (this.found.length > 0) throw new ConfigError(this.found);
+    if (this.sentences.length > 0) throw new ConfigError(this.sentences);
     return value;
   }
 }
@@ -1988,9 +1988,9 @@ function findCredential(
 }
 
 /** The only secret in one place, if any. Two are refused, because they are ambiguous. */
-function onlyOne<T>(found: T[]) {
-  if (found.length > 1) throw new Problem('bad_credential');
-  return found[0];
+function onlyOne<T>(secrets: T[]) {
+  if (secrets.length > 1) throw new Problem('bad_credential');
+  return secrets[0];
 }
 
 /**
@@ -2001,19 +2001,20 @@ function onlyOne<T>(found: T[]) {
  * token, or Basic with an empty user and an empty password, as wget2 sends it.
  */
 function parseAuthorization(value: string): Credential | undefined {
-  const { scheme = '', given = '' } = /^[ \t]*(?<scheme>[^ \t]*)[ \t]*(?<given>.*[^ \t])?/s.exec(value)!.groups!;
+  const { scheme = '', credentials = '' } = /^[ \t]*(?<scheme>[^ \t]*)[ \t]*(?<credentials>.*[^ \t])?/s.exec(value)!
+    .groups!;
   if (scheme === '') return undefined;
   if (scheme.toLowerCase() === 'basic') {
     // The user name is fixed, so that it is not mistaken for the token's name.
     const { user, password } =
-      /^(?<user>[^:]*):(?<password>.*)$/s.exec(Buffer.from(given, 'base64').toString())?.groups ??
+      /^(?<user>[^:]*):(?<password>.*)$/s.exec(Buffer.from(credentials, 'base64').toString())?.groups ??
         {};
     if (user === '' && password === '') return undefined;
     return user === 'api' ? { method: 'basic', secret: password } : { method: 'basic', secret: undefined, password };
   }
   // node:http decodes headers as Latin-1; a secret is UTF-8.
   const isBearer = scheme.toLowerCase() === 'bearer';
-  return { method: 'bearer', secret: isBearer ? Buffer.from(given, 'latin1').toString() : undefined };
+  return { method: 'bearer', secret: isBearer ? Buffer.from(credentials, 'latin1').toString() : undefined };
 }
 
 /**
@@ -2084,8 +2085,8 @@ function faultOfToken(token: Token | undefined, { method, secret }: Credential, 
 /** The key for counting failures: the IPv4 address, or the /64 of an IPv6 address, which one host may own. */
 function failureKey(address: string) {
   if (isIP(address) !== 6) return address;
-  const given = address.split(':').filter(Boolean).length;
-  return address.replace('::', `:${'0:'.repeat(8 - given)}`).split(':').filter(Boolean).slice(0, 4).join(':');
+  const parts = address.split(':').filter(Boolean).length;
+  return address.replace('::', `:${'0:'.repeat(8 - parts)}`).split(':').filter(Boolean).slice(0, 4).join(':');
 }
 
 // #endregion
@@ -2476,8 +2477,8 @@ const SERIES_LIMIT = 10_000;
 /** The series of a token. Beyond the limit, new series combine all tokens. */
 function seriesIn(map: Map<string, number>, name: string, token: Token | undefined, labels = '') {
   const seriesOf = (owner: string) => `signal_gateway_${name}{token="${owner}"${labels}}`;
-  const own = seriesOf(token?.name ?? '');
-  return map.size < SERIES_LIMIT || map.has(own) ? own : seriesOf('_other');
+  const series = seriesOf(token?.name ?? '');
+  return map.size < SERIES_LIMIT || map.has(series) ? series : seriesOf('_other');
 }
 
 // #endregion
@@ -3087,9 +3088,9 @@ const BEGINS_MULTIPART = /^\s*--.*\r?\n(?:[\w-]+:.*\r?\n)*?content-disposition:/
 
 function readMultipart(body: Buffer, contentType: string) {
   // UNTIL `Response` refuses a part that it cannot read: Deno 2.9 skips it (findings/deno-formdata-skips-a-part.sh).
-  const written = MULTIPART.exec(contentType)?.groups?.boundary ??
+  const quoted = MULTIPART.exec(contentType)?.groups?.boundary ??
     failMultipart('its Content-Type has no plain boundary');
-  const boundary = written.replaceAll('"', '');
+  const boundary = quoted.replaceAll('"', '');
   // RFC 2046 5.1.1. A search for a boundary of 6000 bytes, in a body that nearly has it everywhere, took a second.
   if (boundary.length > 70) failMultipart('its boundary is longer than 70 bytes');
   // A boundary stands after CR LF. Some programs find one after a lone line feed too. So the text is split at the line
@@ -3143,23 +3144,23 @@ function readPart(part: string, fail: FailPart): Pair {
 function readDisposition(head: string, fail: FailPart) {
   const { parameters = '' } = /^content-disposition: *form-data(?<parameters> *;.*)$/im.exec(head)?.groups ??
     fail('has no "Content-Disposition: form-data" with a name');
-  const found = new Map<string, string>();
+  const values = new Map<string, string>();
   let end = 0;
   for (const { 0: whole, groups } of parameters.matchAll(PARAMETER)) {
     end += whole.length;
     const { key = '', value = '' } = groups!;
     const name = key.toLowerCase();
-    if (found.has(name) || name === 'name*') fail('has a parameter twice, or "name*"');
-    found.set(name, value);
+    if (values.has(name) || name === 'name*') fail('has a parameter twice, or "name*"');
+    values.set(name, value);
   }
   if (!/^[ \t]*$/.test(parameters.slice(end))) fail('has a Content-Disposition that cannot be read');
-  const written = FIELD_NAME.exec(found.get('name') ?? '')?.[0] ??
+  const quoted = FIELD_NAME.exec(values.get('name') ?? '')?.[0] ??
     fail('has no name, or one with a quote, "\\" or "%"');
-  const [plain, extended] = [found.get('filename'), found.get('filename*')];
+  const [plain, extended] = [values.get('filename'), values.get('filename*')];
   const isFile = (plain ?? extended) !== undefined;
-  if (!isFile && found.size > 1) fail('has more than a name, but is no file'); // programs could see another name
+  if (!isFile && values.size > 1) fail('has more than a name, but is no file'); // programs could see another name
   const file = extended === undefined ? plain && unquote(plain) : decodeExtended(unquote(extended), fail);
-  return { name: written.replaceAll('"', ''), file };
+  return { name: quoted.replaceAll('"', ''), file };
 }
 
 /** A value without its quotes, and without the backslash before a quote in it. */
@@ -3462,11 +3463,11 @@ class Template {
 
   /** The names, as written, of variables and sections that are nowhere in the data. */
   missingIn(data: unknown) {
-    const found = new Set<Tag>();
-    this.render(data, found);
+    const tags = new Set<Tag>();
+    this.render(data, tags);
     const tagsIn = ({ nodes }: Tag): Tag[] =>
       nodes.flatMap((node) => typeof node === 'string' ? [] : [node, ...tagsIn(node)]);
-    const missing = tagsIn(this.#root).filter((tag) => tag.sigil !== '^' && !found.has(tag));
+    const missing = tagsIn(this.#root).filter((tag) => tag.sigil !== '^' && !tags.has(tag));
     return [...new Set(missing.map(({ name }) => name))];
   }
 
@@ -3540,20 +3541,20 @@ function cutText(text: string, isCut = Buffer.byteLength(text) > RENDER_LIMIT_BY
 /** The mistake in a tag, if there is one. @param open the sections that are open where the tag stands. */
 function mistakeInTag({ text, sigil, name }: Tag, open: readonly Tag[]) {
   if (text === '{{') return 'a "{{" has no "}}"';
-  const shown = showTag(text);
-  if (/[>=<$]/.test(sigil)) return `${shown}: partials, blocks and other delimiters are not supported`;
-  if (name === 'else') return `${shown}: there is no else; write {{^name}} … {{/name}}`;
-  if (/\[\d*\]/.test(name)) return `${shown} has a bracket: write {{alerts.0.status}} for {{alerts[0].status}}`;
+  const tag = showTag(text);
+  if (/[>=<$]/.test(sigil)) return `${tag}: partials, blocks and other delimiters are not supported`;
+  if (name === 'else') return `${tag}: there is no else; write {{^name}} … {{/name}}`;
+  if (/\[\d*\]/.test(name)) return `${tag} has a bracket: write {{alerts.0.status}} for {{alerts[0].status}}`;
   if (!TAG_NAME.test(name)) {
-    return `${shown} has no name, or one with a space, a brace or an empty part in it; there are no helpers such as "#if"`;
+    return `${tag} has no name, or one with a space, a brace or an empty part in it; there are no helpers such as "#if"`;
   }
   if (/[#^]/.test(sigil) && open.length > NESTING_LIMIT) {
     return `sections are nested more than ${NESTING_LIMIT} levels deep`;
   }
   const section = open.at(-1)!;
   if (sigil !== '/' || name === section.name) return undefined;
-  if (open.length === 1) return `${shown} closes a section that is not open`;
-  return `${shown} stands where ${showTag(`{{/${section.name}}}`)} is expected`;
+  if (open.length === 1) return `${tag} closes a section that is not open`;
+  return `${tag} stands where ${showTag(`{{/${section.name}}}`)} is expected`;
 }
 
 /**
@@ -4405,7 +4406,7 @@ function requestFor(exchange: Exchange, content: Content, isUpgrade: boolean) {
  */
 function outboundHeaders({ req, rules, client, requestId, isBuiltMessage }: Exchange) {
   const { url, authorization } = rules['backend.url'];
-  const own = new Map([
+  const headers = new Map([
     ['host', url.host],
     ['accept-encoding', 'identity'], // so that the response needs no decoding
     ['x-forwarded-for', client],
@@ -4413,15 +4414,15 @@ function outboundHeaders({ req, rules, client, requestId, isBuiltMessage }: Exch
     ['x-request-id', requestId],
   ]);
   const host = req.headers.host?.replace(/^.*@/, ''); // some clients leave the userinfo of a URL in it
-  if (host) own.set('x-forwarded-host', host);
-  if (authorization) own.set('authorization', authorization);
-  if (isBuiltMessage) own.set('content-type', 'application/json');
+  if (host) headers.set('x-forwarded-host', host);
+  if (authorization) headers.set('authorization', authorization);
+  if (isBuiltMessage) headers.set('content-type', 'application/json');
   // No field of the client has a name of the gateway's own, so a client can neither set these nor strip them by naming
   // them in Connection.
   const isDropped = (name: string) =>
-    own.has(name) || NOT_TO_BACKEND.has(name) || /^x-(?:forwarded|original)-/.test(name) ||
+    headers.has(name) || NOT_TO_BACKEND.has(name) || /^x-(?:forwarded|original)-/.test(name) ||
     (isBuiltMessage && name.startsWith('content-')); // these describe the client's body
-  return [...endToEndFields(req, isDropped), ...[...own].flat()];
+  return [...endToEndFields(req, isDropped), ...[...headers].flat()];
 }
 
 /**
@@ -4811,7 +4812,7 @@ class Slots {
   /** By a token's name, the number of its latest slot, counting the slots of all tokens. */
   readonly #latest = new Map<string, number>();
   readonly #slots: Slot[] = []; // that requests have acquired: all counts are made from this list
-  #given = 0;
+  #givenCount = 0;
 
   /** Waits until the request has a slot, if it needs one. */
   async acquire(exchange: Exchange) {
@@ -4868,7 +4869,7 @@ class Slots {
       this.#setQueue(token, queue);
       exchange.place.slot = { token, isOverdue: false };
       this.#slots.push(exchange.place.slot);
-      this.#latest.set(token, ++this.#given);
+      this.#latest.set(token, ++this.#givenCount);
       exchange.wake();
     }
   }
@@ -4881,8 +4882,8 @@ class Slots {
     let next: string | undefined;
     let oldest = Infinity;
     for (const token of this.#queues.keys()) {
-      const own = this.#slots.filter((slot) => slot.token === token);
-      if (tokens.size > 1 && !hasRoom(own, ownActingLimit, ownLimit)) continue;
+      const slots = this.#slots.filter((slot) => slot.token === token);
+      if (tokens.size > 1 && !hasRoom(slots, ownActingLimit, ownLimit)) continue;
       const latest = this.#latest.get(token) ?? 0;
       if (latest >= oldest) continue;
       next = token;
@@ -5102,14 +5103,14 @@ function problemResponse(problem: Problem, requestId: string, req?: IncomingMess
  * not the page's. Two Origin headers arrive as one value that equals no origin.
  */
 function ownHeaders({ req, rules, requestId }: Exchange) {
-  const own: Record<string, string> = { 'X-Request-Id': requestId };
+  const headers: Record<string, string> = { 'X-Request-Id': requestId };
   const { origin = '' } = req.headers;
   if (rules.cors.has(origin)) {
-    own['Access-Control-Allow-Origin'] = origin;
-    own['Access-Control-Expose-Headers'] = 'Retry-After, X-Request-Id';
-    own['Vary'] = 'Origin';
+    headers['Access-Control-Allow-Origin'] = origin;
+    headers['Access-Control-Expose-Headers'] = 'Retry-After, X-Request-Id';
+    headers['Vary'] = 'Origin';
   }
-  return own;
+  return headers;
 }
 
 /** Media types that a page shows without running or loading anything. SVG is not one, nor is any other XML. */
@@ -5456,8 +5457,8 @@ const LOG_LIST_LIMIT = 20;
 /** Joins words for a log line or a response. Beyond the first twenty, gives only their number. */
 function joinFirst(words: readonly string[], separator: string) {
   const others = words.length - LOG_LIST_LIMIT;
-  const shown = words.slice(0, LOG_LIST_LIMIT).join(separator);
-  return others > 0 ? `${shown}${separator}and ${others} more` : shown;
+  const first = words.slice(0, LOG_LIST_LIMIT).join(separator);
+  return others > 0 ? `${first}${separator}and ${others} more` : first;
 }
 
 /** How often a warning that an unauthenticated client can trigger is logged, so that it cannot fill the disk. */
@@ -5498,7 +5499,7 @@ class Sources extends Mistakes {
   /** Whether a gateway that runs reads its file again. */
   isReload = false;
   /** For each setting's path: its value, and the place where its owner wrote it, for messages. */
-  readonly given = new Map<string, { value: unknown; at: string }>();
+  readonly noted = new Map<string, { value: unknown; at: string }>();
   /** Settings that are valid, but perhaps not intended. */
   readonly warnings: string[] = [];
   /** The file, the variables and the flags that gave a value. */
@@ -5508,8 +5509,8 @@ class Sources extends Mistakes {
   note(path: string, value: unknown, at: string) {
     if (value === undefined) return;
     if (at !== path) this.readFrom.push(at); // in the file, a setting's place is its path
-    if (path === 'tokens' && this.given.has(path)) this.warnings.push(`${at} replaces all tokens of the file`);
-    this.given.set(path, { value, at });
+    if (path === 'tokens' && this.noted.has(path)) this.warnings.push(`${at} replaces all tokens of the file`);
+    this.noted.set(path, { value, at });
   }
 }
 
@@ -5552,9 +5553,9 @@ const PLAIN_SECRET = /"secret":"(?!sha256:)|"tokens":"|"url":"[^"/]*\/\/[^"/]*@/
 /**
  * Notes the settings of a file. An unreadable file is a mistake, because without its tokens the gateway might be open.
  */
-function noteFile(sources: Sources, path: string, given?: string) {
+function noteFile(sources: Sources, path: string, content?: string) {
   const missing = '; correct the path, or make the file with "add NAME RECIPIENT…"';
-  const text = given ?? sources.collect('configuration', () => readFile(path, missing));
+  const text = content ?? sources.collect('configuration', () => readFile(path, missing));
   if (text === undefined) return;
   sources.readFrom.push(`the file ${resolve(path)}`);
   const at = showPath(path);
@@ -5656,13 +5657,13 @@ function noteEnv(sources: Sources, env: NodeJS.ProcessEnv) {
  * @throws {ConfigError} with every mistake.
  */
 function readSettings(sources: Sources) {
-  const { given, found, warnings, readFrom } = sources;
-  const isAllRead = found.length === 0; // otherwise the tokens may be in a source that could not be read
+  const { noted, sentences, warnings, readFrom } = sources;
+  const isAllRead = sentences.length === 0; // otherwise the tokens may be in a source that could not be read
   // At a start it is a mistake: `readTokens` refuses it.
-  const isClosed = sources.isReload && isDeepStrictEqual(given.get('tokens')?.value, {});
+  const isClosed = sources.isReload && isDeepStrictEqual(noted.get('tokens')?.value, {});
   const settings = { tokens: [], isClosed, warnings, readFrom } as JsonObject as Settings & JsonObject;
   for (const [path, [read, , fallback]] of SETTING_ROWS) {
-    const { value, at } = given.get(path) ?? { value: fallback, at: path };
+    const { value, at } = noted.get(path) ?? { value: fallback, at: path };
     if (value === undefined || (path === 'tokens' && isClosed)) continue;
     settings[path] = sources.collect(at, () => {
       ensure(value !== '', IS_EMPTY); // it may have been meant to hold a secret
@@ -5670,16 +5671,16 @@ function readSettings(sources: Sources) {
     });
   }
   if (settings['backend.url']?.isEndpoint) {
-    const where = given.get('backend.url')!.at;
+    const where = noted.get('backend.url')!.at;
     warnings.push(`${where} has the path of an endpoint; give only the part before it, such as ${EXAMPLE_URL}`);
   }
-  if (isAllRead && !given.has('tokens') && settings.listen?.isLocal === false && !settings['auth.anonymous']) {
+  if (isAllRead && !noted.has('tokens') && settings.listen?.isLocal === false && !settings['auth.anonymous']) {
     const advice =
       'name a file (--config, GATEWAY_CONFIG), or set GATEWAY_TOKENS ("openssl rand -hex 24" makes a secret); ' +
       'GATEWAY_AUTH_ANONYMOUS=true would accept all requests';
     sources.add('tokens', `none is configured, but the gateway would listen for other machines: ${advice}`);
   }
-  if (found.length === 0) settings.certificate = sources.collect('tls', () => checkTls(settings));
+  if (sentences.length === 0) settings.certificate = sources.collect('tls', () => checkTls(settings));
   return sources.valueOrThrow(settings);
 }
 
@@ -5706,8 +5707,8 @@ function sharedLists({ senders, recipients, ...settings }: Settings): Lists {
     recipients: settings['defaults.recipients'],
     text_mode: settings['defaults.text_mode'],
   };
-  const given = membersOf(fields);
-  const defaults = given.length > 0 ? Object.fromEntries(given) as TokenSettings['defaults'] : undefined;
+  const members = membersOf(fields);
+  const defaults = members.length > 0 ? Object.fromEntries(members) as TokenSettings['defaults'] : undefined;
   return { senders, recipients, defaults };
 }
 
@@ -5815,9 +5816,9 @@ function listOf<T, Written>(read: Reader<T, Written>): Reader<ReadonlySet<T>, Wr
     ensure(Array.isArray(items) && items.length > 0, 'must be a list with at least one entry');
     const mistakes = new Mistakes();
     const list = new Set(items.map((item, i) => mistakes.collect(`[${i}]`, () => read(item))!));
-    if (typeof value === 'string' && mistakes.found.length > 0) {
+    if (typeof value === 'string' && mistakes.sentences.length > 0) {
       const advice = 'between entries there is a comma, and no quote or bracket';
-      throw new ConfigError(mistakes.found.map((mistake) => `${mistake}; ${advice}`));
+      throw new ConfigError(mistakes.sentences.map((mistake) => `${mistake}; ${advice}`));
     }
     return mistakes.valueOrThrow(list);
   };
@@ -6403,13 +6404,13 @@ interface CommandInput {
   flags: Flags;
 }
 
-/** A failure while running, told in full. `said` is for standard output, because it must not be lost. */
+/** A failure while running, told in full. `output` is for standard output, because it must not be lost. */
 class Failure extends Error {
-  readonly said: string;
+  readonly output: string;
 
-  constructor(message: string, said = '') {
+  constructor(message: string, output = '') {
     super(message);
-    this.said = said;
+    this.output = output;
   }
 }
 
@@ -6581,7 +6582,7 @@ async function addToken({ file, env, flags }: CommandInput, name: string, words:
   const block = before === undefined ? after : `"${name}": ${JSON.stringify(token, null, 2)}\n`;
   const where = before === undefined ? 'save the lines above as that file' : 'put the first lines into its "tokens"';
   writeConfiguration(file, before, after, where, `${block}\n${line}${advice}`);
-  const shown = resolve(file);
+  const path = resolve(file);
   const may = isSender ? `may send from ${number} to ${ids.join(', ')}` : 'may read the metrics';
   const force = before === undefined
     ? 'The file is new: a gateway reads it when it starts.'
@@ -6590,7 +6591,7 @@ async function addToken({ file, env, flags }: CommandInput, name: string, words:
   const reply = client.repliesToUuids && ids.some((id) => NUMBER.test(id))
     ? '\nA bot replies to UUIDs: add those of its people to its "recipients"; "add NAME" alone lists them.'
     : '';
-  return `"${name}" is in ${shown}: it ${may}.\n${force}${trial}${reply}\n\n${line}${advice}`;
+  return `"${name}" is in ${path}: it ${may}.\n${force}${trial}${reply}\n\n${line}${advice}`;
 }
 
 /** How soon a gateway that runs has read a changed file. */
@@ -6795,8 +6796,8 @@ async function listKnown(settings: Settings, name: string, number: string) {
   const rowsOf = (known: readonly (readonly [kind: string, id: string, name: unknown])[]) => {
     const rows = known.filter(([kind, id]) => kind === 'contact' ? id !== '' : isRecipient(id));
     const more = rows.length > KNOWN_LIMIT ? [`  and ${rows.length - KNOWN_LIMIT} more`] : [];
-    const shown = rows.slice(0, KNOWN_LIMIT);
-    return [...shown.map(([kind, id, name]) => `  ${kind.padEnd(8)} ${id}  ${showName(name)}`.trimEnd()), ...more];
+    const first = rows.slice(0, KNOWN_LIMIT);
+    return [...first.map(([kind, id, name]) => `  ${kind.padEnd(8)} ${id}  ${showName(name)}`.trimEnd()), ...more];
   };
   return [
     `say who may get its messages: add ${name} RECIPIENT…, by number, UUID, user name or a group's id.`,
@@ -6905,24 +6906,24 @@ function explainReason(reason: string, backend: string, message = '') {
 async function askForList<T>(settings: Settings, path: string, isEntry: (entry: unknown) => entry is T) {
   const { name } = settings['backend.url'];
   const { status, text } = await askBackendFor(settings, path);
-  const said = `the backend ${name} answers GET ${path} with ${status}`;
+  const sentence = `the backend ${name} answers GET ${path} with ${status}`;
   if (status !== 200) {
-    const whole = `${said}: ${showAnswer(text)}`;
+    const whole = `${sentence}: ${showAnswer(text)}`;
     throw new Failure(`${whole}${hintForAnswer(status, text, whole)}`);
   }
   const list = parseAnswer(text) ?? [];
   if (Array.isArray(list) && list.every(isEntry)) return list;
-  throw new Failure(`${said}, but not as signal-cli-rest-api does: correct backend.url`);
+  throw new Failure(`${sentence}, but not as signal-cli-rest-api does: correct backend.url`);
 }
 
 /**
  * What to do about an answer that is no success, as the end of a sentence. What the backend says needs no guess.
  * @param said the sentence, with the answer.
  */
-function hintForAnswer(status: number, text: string, said: string) {
+function hintForAnswer(status: number, text: string, sentence: string) {
   if (/"code":"unauthorized"/.test(text)) return adviceFor(ASK_HINTS, 'own_address');
   if (status === 401) return adviceFor(ASK_HINTS, 'status 401'); // a proxy: the backend has no such answer
-  const hint = adviceFor(SIGNAL_HINTS, said);
+  const hint = adviceFor(SIGNAL_HINTS, sentence);
   if (hint || /^\s*\{"error":/.test(text)) return hint;
   return status >= 500 ? "; the backend's own log says why" : adviceFor(ASK_HINTS, `status ${status}`);
 }
@@ -6988,12 +6989,14 @@ async function testToken(settings: Settings, name: string, word: string | undefi
   const message = 'Test of the gateway';
   const body = checkMessage(token, { message, ...token.defaults, number: account, recipients });
   const { status, text } = await askBackendFor(settings, '/v2/send', { method: 'POST', body }, TIMER_LIMIT_MS);
-  const said = `from ${account} to ${joinFirst(recipients, ', ')}: the backend answers ${status} ${showAnswer(text)}`;
+  const sentence = `from ${account} to ${joinFirst(recipients, ', ')}: the backend answers ${status} ${
+    showAnswer(text)
+  }`;
   // Newer backends answer 201 although some recipients got nothing, and name them in "errors".
   const [first] = [parseAnswer(text)].flat();
   const isSent = status === 201 && isObject(first) && first.errors === undefined;
-  if (!isSent) throw new Failure(`${said}${hintForAnswer(status, text, said)}`);
-  return `${said}\nLook at the phone: it shows "${message}".`;
+  if (!isSent) throw new Failure(`${sentence}${hintForAnswer(status, text, sentence)}`);
+  return `${sentence}\nLook at the phone: it shows "${message}".`;
 }
 
 // #endregion
@@ -7020,27 +7023,27 @@ function readStdin() {
 /** Runs a command line. Returns the exit code and the output, once the command is done or the gateway listens. */
 async function run(args: string[], env: NodeJS.ProcessEnv, stdin: () => Buffer) {
   try {
-    const { said, remark = '' } = await runCommand(args, env, stdin);
-    return { code: 0, stdout: said && `${said}\n`, stderr: remark };
+    const { output, remark = '' } = await runCommand(args, env, stdin);
+    return { code: 0, stdout: output && `${output}\n`, stderr: remark };
   } catch (error) {
     const { message } = error as Error;
     // `render` and `test` throw a Problem, the refusal that the client would get.
     const isExpected = error instanceof UsageError || error instanceof Problem || error instanceof Failure;
     const help = /is not a setting;/.test(message) ? '\n  --help describes all settings' : '';
     const stderr = `gateway: ${isExpected ? message + help : `cannot run: ${message}`}\n`;
-    const stdout = error instanceof Failure && error.said ? `${error.said}\n` : '';
+    const stdout = error instanceof Failure && error.output ? `${error.output}\n` : '';
     return { code: error instanceof UsageError ? 2 : 1, stdout, stderr };
   }
 }
 
 /** The output of a command, '' if a gateway listens from now on; and what is for a person alone, on standard error. */
-type Output = { said: string; remark?: string };
+type Output = { output: string; remark?: string };
 
 async function runCommand(args: string[], env: NodeJS.ProcessEnv, stdin: () => Buffer): Promise<Output> {
   const { values, positionals: [command, ...rest] } = parseCommandLine(args);
   // These need no configuration, and so work with a broken one.
-  if (values.help) return { said: usage() };
-  if (values.version) return { said: VERSION };
+  if (values.help) return { output: usage() };
+  if (values.version) return { output: VERSION };
   const isRemove = command === 'remove' && rest.length === 1;
   const isRender = command === 'render' && rest.length === 1;
   const isAdd = command === 'add' && rest.length >= 1;
@@ -7062,22 +7065,22 @@ async function runCommand(args: string[], env: NodeJS.ProcessEnv, stdin: () => B
     const isAlone = (command ?? values.check ?? configured) === undefined;
     ensure(isAlone, '--demo brings its own backend and token, so it cannot be combined with configured ones');
     const listen = values.listen ?? env[variableOf('listen')] ?? SETTINGS.listen[2];
-    return { said: await runDemo(listen, env[variableOf('log.level')], env[variableOf('log.format')]) };
+    return { output: await runDemo(listen, env[variableOf('log.level')], env[variableOf('log.format')]) };
   }
   // `--check`, `render`, a start and a reload all load in the same way, so the configuration that was checked is the
   // one that runs.
   if (isAdd) {
     const adding = addToken({ file: named ?? DEFAULT_FILE, env, flags: values }, rest[0]!, rest.slice(1));
-    return { said: await patiently(adding) };
+    return { output: await patiently(adding) };
   }
-  if (isRemove) return { said: removeToken({ file: named ?? DEFAULT_FILE, env, flags: values }, rest[0]!) };
+  if (isRemove) return { output: removeToken({ file: named ?? DEFAULT_FILE, env, flags: values }, rest[0]!) };
   // Looked for once: a file that appears later is read after a restart, and cannot change what runs.
   const file = named ?? (isThere(DEFAULT_FILE) ? DEFAULT_FILE : undefined);
   const load = (isReload = false) => loadSettings({ file, env, flags: values, isReload });
   const settings = load();
-  if (values.check) return { said: printCheck(settings) };
+  if (values.check) return { output: printCheck(settings) };
   if (isRender) return renderMessage(settings, rest[0]!, stdin());
-  if (isTest) return { said: await patiently(testToken(settings, rest[0]!, rest[1], values.from)) };
+  if (isTest) return { output: await patiently(testToken(settings, rest[0]!, rest[1], values.from)) };
   const core = makeCore(settings, makeRules(settings), {});
   void stopOnSignal(() => closeGateway(core));
   reloadOnChange(core, () => load(true));
@@ -7086,7 +7089,7 @@ async function runCommand(args: string[], env: NodeJS.ProcessEnv, stdin: () => B
   // end it.
   process.on('uncaughtException', (error) => logInternalError(core, error));
   void askBackend(core);
-  return { said: '' };
+  return { output: '' };
 }
 
 /** How long `add` and `test` wait before they say that the backend is asked. */
@@ -7345,7 +7348,7 @@ function renderMessage(settings: Settings, name: string, body: Buffer) {
     ...(isLegible ? [] : [`gateway: the phone shows\n\n${shown}\n`]),
     ...(missing.length > 0 ? [`gateway: this payload has no ${joinFirst(missing, ', ')}\n`] : []),
   ];
-  return { said: JSON.stringify(message, null, 2), remark: remarks.join('\n') };
+  return { output: JSON.stringify(message, null, 2), remark: remarks.join('\n') };
 }
 
 /** What to do if the backend did not answer as expected. Each runtime has its own words for the reasons. */
