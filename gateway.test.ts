@@ -79,11 +79,12 @@ test('account setup is off, and opened only by the word "setup", or by a pattern
   const wildcards = ['* /v1/*', 'GET /v1/*', 'POST /v1/*', '* /v1/:name', '* /v1/:name/:number'];
   const settings = tokens({ allow: ['messaging', 'info', ...wildcards] }, { allow: ['GET /v1/accounts'] });
   const both = await startBoth(t, settings);
-  const paths = `/v1/qrcodelink /v1/devices/${ACCOUNT} /v1/identities/${ACCOUNT} /v1/configuration /swagger/index.html`;
+  const paths = `/v1/qrcodelink /v1/devices/${ACCOUNT} /v1/identities/${ACCOUNT} /v1/configuration`;
   const posts = `/v1/register/${ACCOUNT} /v1/unregister/${ACCOUNT} /v1/devices/${ACCOUNT} /v1/plugins/any`.split(' ');
   const requests = [...paths.split(' '), ...posts.map((path) => ({ path, body: {} }))];
   await assertRefused(both, /^403 setup_blocked$/, [...requests, '/v1/accounts']);
   await assertRefused(both, /^403 setup_blocked$/, requests, AS_SECOND);
+  await assertRefused(both, /^404 unknown_endpoint$/, ['/swagger/index.html'], AS_SECOND);
   await assertUntouched(both);
   await ask(both.gateway, { path: '/v1/accounts', headers: AS_SECOND });
   assert.equal(both.backend.seen.at(-1)!.url, '/v1/accounts');

@@ -103,8 +103,8 @@ const TIMES = {
   connectTimeoutMs: 10_000,
   /**
    * How long a refused client may be silent before its connection is closed; also how long one half of a WebSocket
-   * outlives the other, and after which time a connection counts as idle where connections are scarce. At most a quarter
-   * of `stallTimeoutMs`.
+   * outlives the other, and after which time a connection counts as idle where connections are scarce. Its default is at
+   * most a quarter of `stallTimeoutMs`.
    */
   lingerMs: 2000,
 };
@@ -140,7 +140,6 @@ interface Gateway {
 // #endregion
 
 // #region SETTINGS
-// A setting has one row here and one use. A test compares the rows with docs/reference.md.
 
 /**
  * Reads a value from JSON or from an environment variable. `Written` is how JSON and `createGateway` write it.
@@ -310,6 +309,9 @@ function variableOf(path: string) {
 
 /** The variables that are not derived from a setting. */
 const TOKENS_FILE = 'GATEWAY_TOKENS_FILE';
+
+/** Each replaces all tokens of the file. */
+const TOKEN_VARIABLES = [variableOf('tokens'), TOKENS_FILE];
 const CONFIG_FILE = 'GATEWAY_CONFIG';
 
 /** All settings, read and checked, by path, with the gateway's own certificate, and the warnings of their sources. */
@@ -696,11 +698,7 @@ const ROUTES = Object.entries<RouteRow[]>({
     ['GET', '/v1/contacts/:number/:uuid'],
     ['GET', '/v1/contacts/:number/:uuid/avatar'],
     ['POST', '/v1/contacts/:number/sync', 'same-members'],
-    ['GET', '/v1/plugins/*', 'any-body', 'to-groups', 'to-names'],
-    ['POST', '/v1/plugins/*', 'any-body', 'to-groups', 'to-names'],
-    ['PUT', '/v1/plugins/*', 'any-body', 'to-groups', 'to-names'],
-    ['PATCH', '/v1/plugins/*', 'any-body', 'to-groups', 'to-names'],
-    ['DELETE', '/v1/plugins/*', 'any-body', 'to-groups', 'to-names'],
+    ...HTTP_METHODS.map((method): RouteRow => [method, '/v1/plugins/*', 'any-body', 'to-groups', 'to-names']),
   ],
   metrics: [
     ['GET', '/metrics', 'no-slot'], // the gateway's own, never relayed
@@ -1476,7 +1474,7 @@ class Exchange {
   }
 
   // An exchange waits for one thing at a time: a part of the client's body, a slot, the backend, or room to write. All
-  // of its waits go through `waitUntil`, the only place with a timer, except that of `connect`, which has its own.
+  // of its waits go through `waitUntil`, except that of `connect`, which has a time-out of its own.
 
   /**
    * Waits until `isOver` returns true, which `wake` rechecks.
@@ -1829,8 +1827,8 @@ const isTooLong = ({ rawHeaders }: IncomingMessage) => rawHeaders.length > 2 * H
 function checkHead(req: IncomingMessage) {
   // First, because node:http hides the fields beyond the limit, and Host may be one of them.
   if (isTooLong(req)) throw new Problem('too_many_headers');
-  const isKnown = req.httpVersion === '1.0' || (req.httpVersion === '1.1' && req.headers.host !== undefined);
-  if (!isKnown) throw new Problem('bad_request', `http_${req.httpVersion}`);
+  if (!/^1\.[01]$/.test(req.httpVersion)) throw new Problem('bad_request', `http_${req.httpVersion}`);
+  if (req.httpVersion === '1.1' && req.headers.host === undefined) throw new Problem('bad_request', 'no_host');
   if (headerValues(req.rawHeaders, 'host').length > 1) throw badTarget('the request has more than one Host header');
 }
 
@@ -2169,9 +2167,8 @@ function refusalOfBrowser(rules: Rules, { req, credential }: Exchange) {
  */
 function refusalOfPlayer({ req, target }: Exchange) {
   if (req.headers.range === undefined) return undefined;
-  // A path without a row of its own may act, whatever its last segment: a plugin may be called "avatar".
-  const { route } = target!;
-  if (route && route.parts.at(-1) !== '*' && isStrangersFile(target!)) return undefined;
+  // An unknown path may act, whatever its last segment: a plugin may be called "avatar".
+  if (isKnown(target!.route) && isStrangersFile(target!)) return undefined;
   return withDetail(
     'cross_site',
     'Only attachments and avatars can be requested with a Range header, as media players send.',
@@ -2207,9 +2204,7 @@ function refusalOfEndpoint(token: Token, target: Target, client?: string) {
   const grant = findGrant(token, target);
   if (!grant) return refusalOfRoute(token, target);
 
-  // The gateway does not know which account and recipients an unknown route uses, such as that of a plugin.
-  const isKnown = route && route.parts.at(-1) !== '*';
-  if (!isKnown && (senders || recipients)) {
+  if (!isKnown(route) && (senders || recipients)) {
     return withDetail(
       'endpoint_not_allowed',
       'The gateway does not know this endpoint, so only a token without "senders", "recipients" and "defaults" may use it.',
@@ -2222,25 +2217,15 @@ function refusalOfEndpoint(token: Token, target: Target, client?: string) {
   // A route without an account shows the data of all accounts, such as all attachments, so a pattern must name it.
   const showsAll = account === undefined && !declares(route, 'no-account');
   if (senders && showsAll && grant !== 'explicit') {
-    return withDetail(
-      'endpoint_not_allowed',
-      `This endpoint shows the data of all accounts, and this token may not use all of them: only "${
-        patternOf(route!)
-      }" in its "allow" opens it.`,
-      'route_without_account',
-    );
+    const why = 'shows the data of all accounts, and this token may not use all of them';
+    return mustBeNamed(route!, why, 'route_without_account');
   }
   // A new member, or a link to join, opens the group to persons who are not among the recipients, so a pattern must
   // name the route.
   const isGroupChange = method !== 'GET' && !declares(route, 'same-members');
   if (recipients && isGroupChange && grant !== 'explicit') {
-    return withDetail(
-      'endpoint_not_allowed',
-      `This endpoint can let others into a group, and this token may not send to everyone: only "${
-        patternOf(route!)
-      }" in its "allow" opens it.`,
-      'group_change_not_named',
-    );
+    const why = 'can let others into a group, and this token may not send to everyone';
+    return mustBeNamed(route!, why, 'group_change_not_named');
   }
 
   for (const [name, value] of target.parameters) {
@@ -2255,6 +2240,16 @@ function refusalOfEndpoint(token: Token, target: Target, client?: string) {
   return group === undefined || method === 'GET' ? undefined : refusalOfRecipient(token, group);
 }
 
+/** Whether the gateway knows which account and recipients a route uses. It does not for those of plugins. */
+function isKnown(route: Route | undefined): route is Route {
+  return route !== undefined && route.parts.at(-1) !== '*';
+}
+
+function mustBeNamed(route: Route, why: string, reason: string) {
+  const sentence = `This endpoint ${why}: only "${patternOf(route)}" in its "allow" opens it.`;
+  return withDetail('endpoint_not_allowed', sentence, reason);
+}
+
 /**
  * Whether a token's allowlist opens a target: `explicit` if a pattern spells out its first two segments, and `implied`
  * if only a group or a wildcard opens it. For /v1/search/+4915, `GET /v1/search/*` is explicit, and `GET /v1/*` is not.
@@ -2265,13 +2260,18 @@ function findGrant(token: Token, target: Target) {
   // Only its own pattern opens a send by GET, because `GET *` is meant to allow reads. The same holds for the metrics.
   if (target.isSendByGet) return buildsMessages(token) && written.includes('GET /v2/send') ? 'explicit' : undefined;
   if (route === METRICS_ROUTE) {
-    return groups.has('metrics') || written.includes('GET /metrics') ? 'explicit' : undefined;
+    return written.some(opensMetrics) ? 'explicit' : undefined;
   }
   const matches = patterns.filter((pattern) => patternMatches(pattern, target));
   if (matches.some(({ parts }) => parts.slice(0, 2).every(isLiteral))) return 'explicit';
   if (route && groups.has(route.group)) return 'implied';
   if (SETUP_PREFIXES.has(prefixOf(segments))) return undefined; // no wildcard opens setup
   return matches.length > 0 ? 'implied' : undefined;
+}
+
+/** Whether a word of an allowlist is for the metrics, which no other word opens. */
+function opensMetrics(word: string) {
+  return word === 'metrics' || word === patternOf(METRICS_ROUTE);
 }
 
 /**
@@ -2672,7 +2672,7 @@ class RequestBody {
     if (exchange.bytesIn === 0) {
       const encoding = req.headers['content-encoding'] ?? 'identity';
       if (!/^[ \t]*identity[ \t]*$/i.test(encoding)) {
-        throw withDetail('unsupported_encoding', PROBLEMS.unsupported_encoding[1]);
+        throw withDetail('unsupported_encoding', PROBLEMS.unsupported_encoding[1]); // for the log, too
       }
       if (req.headers.expect?.toLowerCase() === '100-continue' && req.httpVersion === '1.1') res.writeContinue();
     }
@@ -2749,20 +2749,26 @@ class Turns {
 
   /** Gives the turn to the next request. */
   #pass() {
-    let next: Turn | undefined;
-    let oldest = Infinity;
-    for (const turn of this.#waiting) {
-      const latest = this.#latest.get(turn.party) ?? 0;
-      if (latest >= oldest) continue;
-      next = turn;
-      oldest = latest;
-    }
+    const next = longestAgo(this.#waiting, ({ party }) => this.#latest.get(party));
     this.#isTaken = next !== undefined;
     if (!next) return;
     this.#waiting.splice(this.#waiting.indexOf(next), 1);
     next.hasCome = true;
     next.exchange.wake();
   }
+}
+
+/** Of those that wait, the first whose latest turn is the longest ago. @param latestOf its number, undefined for none. */
+function longestAgo<T>(waiting: readonly T[], latestOf: (each: T) => number | undefined) {
+  let next: T | undefined;
+  let oldest = Infinity;
+  for (const each of waiting) {
+    const latest = latestOf(each) ?? 0;
+    if (latest >= oldest) continue;
+    next = each;
+    oldest = latest;
+  }
+  return next;
 }
 
 /** A request that wants the processor. */
@@ -3087,7 +3093,8 @@ const ENCODED_PART = /^content-transfer-encoding:(?! *(?:7bit|8bit|binary)$)|^co
 const BEGINS_MULTIPART = /^\s*--.*\r?\n(?:[\w-]+:.*\r?\n)*?content-disposition:/i;
 
 function readMultipart(body: Buffer, contentType: string) {
-  // UNTIL `Response` refuses a part that it cannot read: Deno 2.9 skips it (findings/deno-formdata-skips-a-part.sh).
+  // UNTIL `Response.formData` refuses a part that it cannot read: Deno 2.9 skips it
+  // (findings/deno-formdata-skips-a-part.sh).
   const quoted = MULTIPART.exec(contentType)?.groups?.boundary ??
     failMultipart('its Content-Type has no plain boundary');
   const boundary = quoted.replaceAll('"', '');
@@ -3281,14 +3288,19 @@ function buildMessage(token: Token, payload: JsonObject) {
   const isWordless = !template && (!isBlank(message.base64_attachments) || !isBlank(message.sticker));
   const needed = isWordless ? ['number', 'recipients'] : ['message', 'number', 'recipients'];
   const missing = needed.filter((name) => isBlank(message[name]));
-  if (missing.length === 0) return message;
+  if (missing.length > 0) throw incomplete(template, payload, missing);
+  return message;
+}
+
+/** The problem with a payload of which no whole message can be made. @param missing the fields that it lacks. */
+function incomplete(template: Template | undefined, payload: JsonObject, missing: readonly string[]) {
   const keys = Object.keys(payload).map((key) => MESSAGE_FIELDS.includes(key) ? `"${key}"` : showValue(key, '…'));
   const shown = `${joinFirst(keys, ', ')}${keys.includes('…') ? ' (… is a name of 16 characters or more)' : ''}`;
   const reason = `no_${missing.join(',no_')}`;
   if (keys.length === 0) {
     const detail =
       `The body is empty, or has no field but "auth"; post the message as text, as a form, or as JSON. ${EMPTY_ADVICE}`;
-    throw withDetail('bad_field', detail, reason);
+    return withDetail('bad_field', detail, reason);
   }
   const others = missing.filter((name) => name !== 'message').join(' and ');
   const ofText = template
@@ -3296,7 +3308,7 @@ function buildMessage(token: Token, payload: JsonObject) {
     : 'This body has no text in "message"; give the token a template, such as "message": "{{eventType}}". ';
   const ofOthers = `The send lacks ${others}; set this in the token's "defaults". `;
   const sentences = (missing.includes('message') ? ofText : '') + (others && ofOthers);
-  throw new Problem('bad_field', reason, {
+  return new Problem('bad_field', reason, {
     detail: `${sentences}The body's top-level keys are ${shown}.`,
     logged: `${sentences}The response lists the body's top-level keys.`,
   });
@@ -3344,7 +3356,7 @@ function isForTemplate({ defaults = {}, message: template }: Token, field: strin
 function isWrappedJson(text: string) {
   if (WRAPPED_OBJECT.test(text)) return true;
   try {
-    return /^\s*\[/.test(text) && Array.isArray(JSON.parse(text));
+    return isList(text) && Array.isArray(JSON.parse(text));
   } catch {
     return false;
   }
@@ -3365,7 +3377,7 @@ function scanMessage(message: object) {
 /** Checks a message as if a client had sent it. @returns the body for the backend. */
 function checkMessage(token: Token, message: object) {
   const { bytes, fields } = scanMessage(message);
-  checkSomeFields(token, SEND_ROUTE, fields);
+  checkFields(token, SEND_ROUTE, fields);
   return bytes;
 }
 
@@ -3690,7 +3702,7 @@ function checkFieldsOf(exchange: Exchange, fields: readonly (Field | OtherField)
   if (fields.length === 0) return;
   const allowedBy = exchange.allowedBy ??= { senders: new Set(), recipients: new Set() };
   const token = tokenInForce(exchange) ?? exchange.token!;
-  checkSomeFields(token, exchange.target!.route, fields, allowedBy);
+  checkFields(token, exchange.target!.route, fields, allowedBy);
 }
 
 /** The token of a request as the rules that are in force have it, if they do. */
@@ -3703,7 +3715,7 @@ function tokenInForce({ core: { rules }, token }: Exchange) {
  * senders and recipients. A large body comes in several calls, so a rule about a whole body cannot be here.
  * @param allowedBy gets the entries of the token's lists that allow them.
  */
-function checkSomeFields(
+function checkFields(
   token: Token,
   route: Route | undefined,
   fields: readonly (Field | OtherField)[],
@@ -3825,6 +3837,16 @@ function kindOf(value: string) {
   return value.includes('.') ? 'a user name' : 'a UUID';
 }
 
+/** Recipients, in as many lists as sends are needed: the backend takes only these together. */
+function sendsTo(ids: readonly string[]) {
+  const isName = (id: string) => kindOf(id) === 'a user name';
+  const persons = ids.filter((id) => !isName(id) && !isGroupId(id));
+  return [persons, ids.filter(isName), ...ids.filter(isGroupId).map((id) => [id])].filter((list) => list.length > 0);
+}
+
+/** What the defaults of one send can name. */
+const ONE_SEND = 'one send goes to phone numbers and UUIDs, or to user names, or to one group: make a token for each';
+
 // #endregion
 
 // #region BODY SCAN
@@ -3884,7 +3906,7 @@ const TEXT_LIMIT_BYTES = 4096;
  * An incremental scanner of one JSON object (RFC 8259). It overwrites the top-level `auth` and reports the fields that
  * matter. It does no I/O and knows no policy. Its results do not depend on how the document is cut into chunks.
  *
- * The caller passes a chunk on only after `write` has returned and the fields of `takeFields` were checked. The chunk
+ * The caller passes a chunk on only after `proceed` has read it and the fields of `takeFields` were checked. The chunk
  * with the closing brace, and all later ones, waits for `end`. So the backend gets neither a byte of the credential nor
  * a complete document that was refused.
  *
@@ -4053,7 +4075,7 @@ class BodyScan {
   #readValue(i: number, char: string) {
     const { depth, key, close } = this.#scope;
     if (depth === 0 && char !== '{') this.#fail(i, 'it must begin with "{"');
-    const why = key && wrongType(key, close === ']', char);
+    const why = key && mistakeInType(key, close === ']', char);
     if (why) this.#refuse(why);
     this.#expected = this.#readAfter;
     if (char === '"') return this.#beginString(this.#scope.key !== undefined);
@@ -4164,7 +4186,7 @@ class BodyScan {
 
   /**
    * Refuses a separator in the data of an attachment. The backend takes everything before the last "base64," for
-   * metadata, so the last comma must be in the beginning, which `checkSomeFields` sees.
+   * metadata, so the last comma must be in the beginning, which `checkFields` sees.
    */
   #refuseSeparator() {
     this.#refuse(`may have "," and ";" only in its first ${TEXT_LIMIT_BYTES} bytes`);
@@ -4290,11 +4312,8 @@ function isAttachment(key: BodyKey | undefined) {
   return key !== undefined && KEY_ROLES[key] === 'attachment';
 }
 
-/**
- * Checks the type of a value by its first byte. Returns what is wrong, or undefined. Among the keys that matter, only
- * `link_preview` can hold an object.
- */
-function wrongType(key: BodyKey, inList: boolean, char: string) {
+/** What is wrong with the type of a value, by its first byte. Of the keys that matter, only `link_preview` holds objects. */
+function mistakeInType(key: BodyKey, inList: boolean, char: string) {
   const role = KEY_ROLES[key];
   let first = '"';
   let type = 'a string in double quotes';
@@ -4457,6 +4476,7 @@ async function connectWithSlot(exchange: Exchange, request: http.RequestOptions,
         const { code, name, message } = error as NodeJS.ErrnoException;
         throw unreachable(code ?? name, message);
       }
+      if (LOCAL_FAILURES.includes(error.reason!)) throw error;
       gate.noteFailure(exchange, error, outagesEnded);
     }
   }
@@ -4638,7 +4658,7 @@ const COLLECT_FROM_BYTES = 4096;
 /**
  * Gives V8 a reason to collect garbage while a body streams. Its chunks lie outside the heap, and V8 would let more
  * than 64 MiB of them gather. A string of a quarter of their size, dropped at once, fills the young generation. With
- * `--max-semi-space-size=4`, which limits it, this still saves 20 to 45 MiB of high water while 100 MB are downloaded.
+ * `--max-semi-space-size=4`, which limits it, this still saves 16 to 21 MiB of high water while 100 MB are downloaded.
  */
 function nudgeGarbageCollector(chunk: Buffer) {
   if (chunk.length >= COLLECT_FROM_BYTES) chunk.toString('latin1', 0, chunk.length / 4);
@@ -4661,7 +4681,7 @@ function nudgeGarbageCollector(chunk: Buffer) {
 class Upstream {
   readonly gate = new Gate();
   readonly slots = new Slots();
-  /** Set by `askBackend`, until anything has answered. `backend_up` is 0 meanwhile. */
+  /** Set by `reportBackend`, until anything has answered. `backend_up` is 0 meanwhile. */
   isAwaited = false;
 }
 
@@ -4708,7 +4728,6 @@ class Gate {
    * @param outagesEnded how many outages had ended when that `connect` began: a failure of an earlier outage is ignored.
    */
   noteFailure({ core, rules }: Exchange, failure: Problem, outagesEnded: number) {
-    if (LOCAL_FAILURES.includes(failure.reason!)) throw failure;
     if (outagesEnded < this.outagesEnded) return;
     const isNew = !this.isDown;
     this.#failure = failure;
@@ -4879,17 +4898,9 @@ class Slots {
     if (!hasRoom(this.#slots, parallel, 2 * parallel)) return undefined;
     const ownActingLimit = Math.max(1, parallel - 1);
     const ownLimit = 2 * parallel - 1;
-    let next: string | undefined;
-    let oldest = Infinity;
-    for (const token of this.#queues.keys()) {
-      const slots = this.#slots.filter((slot) => slot.token === token);
-      if (tokens.size > 1 && !hasRoom(slots, ownActingLimit, ownLimit)) continue;
-      const latest = this.#latest.get(token) ?? 0;
-      if (latest >= oldest) continue;
-      next = token;
-      oldest = latest;
-    }
-    return next;
+    const hasShare = (token: string) =>
+      tokens.size <= 1 || hasRoom(this.#slots.filter((slot) => slot.token === token), ownActingLimit, ownLimit);
+    return longestAgo([...this.#queues.keys()].filter(hasShare), (token) => this.#latest.get(token));
   }
 }
 
@@ -5476,13 +5487,13 @@ function warnRarely(core: Core, message: string, fields?: object, kind = '') {
 // UNTIL Deno's process.stdout neither stalls where nobody reads it nor throws on a full disk, as in Deno 2.9: the
 // gateway uses Deno.stdout (findings/deno-stdout-stalls.sh, findings/deno-stdout-throws-on-full-disk.sh).
 const { Deno: deno } = globalThis as { Deno?: { stdout: { write(bytes: Uint8Array): Promise<number> } } };
-let written = Promise.resolve();
+let lastWrite = Promise.resolve();
 
 /** Writes to standard output without waiting. `done` is called when the text was written, or cannot be. */
 function writeOut(text: string, done: () => void = () => {}) {
   if (!deno) return void process.stdout.write(text, done);
   let rest = Buffer.from(text);
-  written = written.then(async () => {
+  lastWrite = lastWrite.then(async () => {
     while (rest.length > 0) rest = rest.subarray(await deno.stdout.write(rest));
   }).then(done, done);
 }
@@ -5720,7 +5731,7 @@ function makeRules(settings: Settings) {
   const unlessEveryone = (list: Lists['senders']) => list === EVERYONE ? undefined : list;
   // A token's own value replaces an inherited one whole: merged, a list could only become wider. What it does not
   // state, the top level states, so that a restriction of one kind never lifts one of another.
-  const resolve = (own: TokenSettings) => {
+  const resolveToken = (own: TokenSettings) => {
     const hasOwn = (own.senders ?? own.recipients ?? own.defaults) !== undefined;
     const ofToken = statedLists(own);
     return {
@@ -5731,9 +5742,11 @@ function makeRules(settings: Settings) {
       recipients: unlessEveryone(ofToken.recipients ?? ofTopLevel.recipients),
     } as Token;
   };
-  const tokens = settings.tokens.map(resolve);
+  const tokens = settings.tokens.map(resolveToken);
   /** The token of every request, if none is configured. */
-  const anonymous = tokens.length === 0 && !settings.isClosed ? resolve({ name: 'anonymous', digest: '' }) : undefined;
+  const anonymous = tokens.length === 0 && !settings.isClosed
+    ? resolveToken({ name: 'anonymous', digest: '' })
+    : undefined;
   return {
     ...settings,
     /** By digest. */
@@ -6546,7 +6559,7 @@ async function addToken({ file, env, flags }: CommandInput, name: string, words:
   const client = CLIENTS[kind]!;
   const isSender = client.names !== undefined;
   const isListing = isSender && words.length === 0;
-  for (const variable of [variableOf('tokens'), TOKENS_FILE]) {
+  for (const variable of TOKEN_VARIABLES) {
     ensure(
       isListing || !(variable in env),
       `${variable} is set and replaces all tokens of a file: write NAME=SECRET there ("openssl rand -hex 24" makes a secret), or unset it`,
@@ -6610,7 +6623,7 @@ function removeToken({ file, env, flags }: CommandInput, name: string) {
   const after = `${JSON.stringify({ ...config, tokens: others }, null, 2)}\n`;
   loadSettings({ file, text: after, env, flags, isReload: true }); // otherwise a gateway that runs would keep the token
   writeConfiguration(file, text, after, `delete "${name}" from its "tokens"`);
-  const variable = [variableOf('tokens'), TOKENS_FILE].find((variable) => variable in env);
+  const variable = TOKEN_VARIABLES.find((each) => each in env);
   return [
     `"${name}" is no longer in ${resolve(file)}.`,
     variable
@@ -6787,10 +6800,10 @@ const KNOWN_LIMIT = 100;
 
 /** What the backend knows, for somebody who has named no recipient. Ids come first, so that no name looks like one. */
 async function listKnown(settings: Settings, name: string, number: string) {
-  const groups = (await listGroups(settings, number)).map(({ id, name }) => ['group', id, name] as const);
+  const groups = (await listGroups(settings, number)).map((group) => ['group', group.id, group.name] as const);
   const contacts = (await listContacts(settings, number)).map((contact) => {
-    const number = NUMBER.test(String(contact.number)) ? String(contact.number) : '';
-    const ids = [number, uuidOf(contact)].filter(Boolean);
+    const phone = NUMBER.test(String(contact.number)) ? String(contact.number) : '';
+    const ids = [phone, uuidOf(contact)].filter(Boolean);
     return ['contact', ids.join('  '), contact.name || contact.profile_name] as const;
   });
   const rowsOf = (known: readonly (readonly [kind: string, id: string, name: unknown])[]) => {
@@ -6818,16 +6831,6 @@ function checkWord(word: string, i: number) {
   const hint = hintFor(RECIPIENT_HINTS, word) ?? "this is no phone number, user name, UUID or group's id";
   throw new UsageError(`${at}: ${hint}; "add NAME" alone lists what the backend knows`);
 }
-
-/** Recipients, in as many lists as sends are needed: the backend takes only these together. */
-function sendsTo(ids: readonly string[]) {
-  const isName = (id: string) => kindOf(id) === 'a user name';
-  const persons = ids.filter((id) => !isName(id) && !isGroupId(id));
-  return [persons, ids.filter(isName), ...ids.filter(isGroupId).map((id) => [id])].filter((list) => list.length > 0);
-}
-
-/** What the defaults of one send can name. */
-const ONE_SEND = 'one send goes to phone numbers and UUIDs, or to user names, or to one group: make a token for each';
 
 /** A name that a stranger may have chosen, so that it can neither steer a terminal nor fill it. */
 function showName(name: unknown) {
@@ -6870,7 +6873,7 @@ async function readAnswer(response: AsyncIterable<Uint8Array> | Iterable<Uint8Ar
  * Asks the backend as a command does, at most within `backend.timeout`.
  * @throws {Failure} if there is no answer.
  */
-async function askBackendFor(settings: Settings, path: string, init: RequestInit = {}, limitMs = LIST_TIMEOUT_MS) {
+async function callBackend(settings: Settings, path: string, init: RequestInit = {}, limitMs = LIST_TIMEOUT_MS) {
   const { name, authorization } = settings['backend.url'];
   const headers = {
     ...commandHeaders(authorization),
@@ -6905,7 +6908,7 @@ function explainReason(reason: string, backend: string, message = '') {
  */
 async function askForList<T>(settings: Settings, path: string, isEntry: (entry: unknown) => entry is T) {
   const { name } = settings['backend.url'];
-  const { status, text } = await askBackendFor(settings, path);
+  const { status, text } = await callBackend(settings, path);
   const sentence = `the backend ${name} answers GET ${path} with ${status}`;
   if (status !== 200) {
     const whole = `${sentence}: ${showAnswer(text)}`;
@@ -6936,6 +6939,20 @@ function parseAnswer(text: string): unknown {
     return text;
   }
 }
+
+/** What to do if the backend did not answer as expected. Each runtime has its own words for the reasons. */
+const ASK_HINTS: Hints = [
+  [/own_address/, "backend.url is this gateway's own address: give the backend's"],
+  [/refused|bad port/i, 'start the backend, or correct its port'],
+  [/EAI_AGAIN|ENOTFOUND|dns|lookup|FailedToOpenSocket/i, "correct the backend's name, or put both on one network"],
+  [/cert|signature/i, "let this machine trust the backend's certificate"],
+  [/reset|closed|socket|SSL|TLS|corrupt|EPROTO|HPE/i, 'correct http:// or https:// in backend.url'],
+  [/unreach|ETIMEDOUT|no route/i, "start the backend's machine, check the network, or correct its address"],
+  [/timeout|timed out/i, "check the backend's log, or correct its address"],
+  [/status 50[234]/, 'start the backend: a proxy in front of it answers'],
+  [/status 401/, 'put the right USER:PASSWORD@ into backend.url'],
+  [/./, 'correct backend.url: something else listens there'],
+];
 
 /** What to do about what signal-cli says, by its words in an answer of the backend. */
 const SIGNAL_HINTS: Hints = [
@@ -6973,11 +6990,13 @@ const TIMER_LIMIT_MS = 2 ** 31 - 1;
 async function testToken(settings: Settings, name: string, word: string | undefined, from: string | undefined) {
   const token = findToken(settings, name);
   if (token.expires <= Date.now()) throw new Failure(`the token "${name}" has expired`);
-  const readsMetrics = token.allow.written.every((word) => word === 'metrics' || word === 'GET /metrics');
-  ensure(!readsMetrics, `the token "${name}" only reads metrics, so there is nothing to test`);
+  ensure(
+    !token.allow.written.every(opensMetrics),
+    `the token "${name}" only reads metrics, so there is nothing to test`,
+  );
   checkSendRoute(token);
   const [ofList] = token.senders ?? [];
-  const number = from === undefined ? token.defaults?.number ?? ofList : from;
+  const number = from ?? token.defaults?.number ?? ofList;
   const own = token.defaults?.recipients ?? [...(token.recipients ?? [])].filter(isRecipient).slice(0, 1);
   ensure(
     word !== undefined || own.length > 0,
@@ -6988,7 +7007,7 @@ async function testToken(settings: Settings, name: string, word: string | undefi
   const recipients = word === undefined ? own : [word];
   const message = 'Test of the gateway';
   const body = checkMessage(token, { message, ...token.defaults, number: account, recipients });
-  const { status, text } = await askBackendFor(settings, '/v2/send', { method: 'POST', body }, TIMER_LIMIT_MS);
+  const { status, text } = await callBackend(settings, '/v2/send', { method: 'POST', body }, TIMER_LIMIT_MS);
   const sentence = `from ${account} to ${joinFirst(recipients, ', ')}: the backend answers ${status} ${
     showAnswer(text)
   }`;
@@ -7053,7 +7072,7 @@ async function runCommand(args: string[], env: NodeJS.ProcessEnv, stdin: () => B
     command === undefined || isRender || isAdd || isRemove || isTest,
     `unknown command or arguments; ${WHAT_THERE_IS}`,
   );
-  ensure(!values.check || !(isAdd || isRemove || isTest), '--check is a command of its own; see --help');
+  ensure(!values.check || command === undefined, '--check is a command of its own; see --help');
   ensure(isAdd || values.for === undefined, '--for belongs to "add"; see --help');
   ensure(isAdd || isTest || values.from === undefined, '--from belongs to "add" and "test"; see --help');
 
@@ -7067,8 +7086,6 @@ async function runCommand(args: string[], env: NodeJS.ProcessEnv, stdin: () => B
     const listen = values.listen ?? env[variableOf('listen')] ?? SETTINGS.listen[2];
     return { output: await runDemo(listen, env[variableOf('log.level')], env[variableOf('log.format')]) };
   }
-  // `--check`, `render`, a start and a reload all load in the same way, so the configuration that was checked is the
-  // one that runs.
   if (isAdd) {
     const adding = addToken({ file: named ?? DEFAULT_FILE, env, flags: values }, rest[0]!, rest.slice(1));
     return { output: await patiently(adding) };
@@ -7076,6 +7093,7 @@ async function runCommand(args: string[], env: NodeJS.ProcessEnv, stdin: () => B
   if (isRemove) return { output: removeToken({ file: named ?? DEFAULT_FILE, env, flags: values }, rest[0]!) };
   // Looked for once: a file that appears later is read after a restart, and cannot change what runs.
   const file = named ?? (isThere(DEFAULT_FILE) ? DEFAULT_FILE : undefined);
+  // For `--check`, `render`, a start and a reload, so the configuration that was checked is the one that runs.
   const load = (isReload = false) => loadSettings({ file, env, flags: values, isReload });
   const settings = load();
   if (values.check) return { output: printCheck(settings) };
@@ -7088,7 +7106,7 @@ async function runCommand(args: string[], env: NodeJS.ProcessEnv, stdin: () => B
   // The last resort: no client may crash the process, whatever throws. Only from here on, because a taken port should
   // end it.
   process.on('uncaughtException', (error) => logInternalError(core, error));
-  void askBackend(core);
+  void reportBackend(core);
   return { output: '' };
 }
 
@@ -7146,7 +7164,7 @@ function parseCommandLine(args: string[]) {
   const { values, positionals, tokens } = parseArgs({ args, options: OPTIONS, strict: false, tokens: true });
   for (const token of tokens) {
     if (token.kind !== 'option') continue;
-    const option = (OPTIONS as NodeJS.Dict<{ type: string }>)[token.name];
+    const option = Object.hasOwn(OPTIONS, token.name) ? OPTIONS[token.name as keyof typeof OPTIONS] : undefined;
     // A long name may be a secret.
     const shown = token.rawName.length < SECRET_MIN_LENGTH ? token.rawName : 'with a long name';
     ensure(option !== undefined, `unknown option ${shown}; ${WHAT_THERE_IS}`);
@@ -7223,7 +7241,7 @@ function describeToken(token: Token) {
   const { written, groups, patterns } = token.allow;
   const acts = groups.has('send') || groups.has('setup') || written.includes('GET /v2/send') ||
     patterns.some(({ method }) => method !== 'GET');
-  const reads = written.some((word) => word !== 'metrics' && word !== 'GET /metrics');
+  const reads = !written.every(opensMetrics);
   const isOpen = (method: string, path: string) => !refusalOfEndpoint(token, parseTarget(method, path));
   const rows = {
     'may call': words(written),
@@ -7241,28 +7259,25 @@ function describeToken(token: Token) {
   const wrapped = (text: string) => text.replace(/(?=.{64})(.{1,63}) /g, `$1\n${' '.repeat(17)}`);
   const lines = Object.entries(rows).flatMap(([name, said]) => said ? `    ${name.padEnd(12)} ${wrapped(said)}` : []);
   const idle = written.filter((word) => !GROUPS.includes(word) && !canMatch(token, word))
-    .map((pattern) => `${pattern} matches no route of the backend`);
+    .map((pattern) =>
+      pattern === 'GET /v2/send'
+        ? `${pattern} needs "defaults" or "message"`
+        : `${pattern} matches no route of the backend`
+    );
   // A pattern for one route of setup is what its owner reads. One with a wildcard opens more than that.
   const wide = patterns.filter(({ parts }) => parts.includes('*') && SETUP_PREFIXES.has(prefixOf(parts)));
   const warnings = [
     ...idle,
-    ...(wide.length > 0 ? ['a pattern with "*" opens account setup: name the one route that is needed'] : []),
-    ...(token.needsEscapes
-      ? ['percent-encode its secret in URLs: it has characters other than letters, digits, . _ ~ -']
-      : []),
-    ...(token.message?.hasForeignTags
-      ? [
-        'its message has "{%", "${" or single braces, which are sent as they stand; write {{name}}, or {{#name}} … {{/name}}',
-      ]
-      : []),
-    ...(token.message && !token.defaults?.number && !token.defaults?.recipients
-      ? ['its "message" makes sends of webhooks, which name no account and no recipients: set "defaults"']
-      : []),
+    wide.length > 0 && 'a pattern with "*" opens account setup: name the one route that is needed',
+    token.needsEscapes && 'percent-encode its secret in URLs: it has characters other than letters, digits, . _ ~ -',
+    token.message?.hasForeignTags &&
+    'its message has "{%", "${" or single braces, which are sent as they stand; write {{name}}, or {{#name}} … {{/name}}',
+    token.message && !token.defaults?.number && !token.defaults?.recipients &&
+    'its "message" makes sends of webhooks, which name no account and no recipients: set "defaults"',
     // Only here: such a token may be meant, and a warning at each start would teach its owner to read over warnings.
-    ...(token.digest && acts && !token.senders && !token.recipients
-      ? ['nothing confines it: it may send from any account to anyone']
-      : []),
-  ].map((warning) => `    warning      ${warning}`);
+    token.digest && acts && !token.senders && !token.recipients &&
+    'nothing confines it: it may send from any account to anyone',
+  ].flatMap((warning) => warning ? `    warning      ${warning}` : []);
   return [`  ${token.name}`, ...lines, ...warnings].join('\n');
 }
 
@@ -7351,20 +7366,6 @@ function renderMessage(settings: Settings, name: string, body: Buffer) {
   return { output: JSON.stringify(message, null, 2), remark: remarks.join('\n') };
 }
 
-/** What to do if the backend did not answer as expected. Each runtime has its own words for the reasons. */
-const ASK_HINTS: Hints = [
-  [/own_address/, "backend.url is this gateway's own address: give the backend's"],
-  [/refused|bad port/i, 'start the backend, or correct its port'],
-  [/EAI_AGAIN|ENOTFOUND|dns|lookup|FailedToOpenSocket/i, "correct the backend's name, or put both on one network"],
-  [/cert|signature/i, "let this machine trust the backend's certificate"],
-  [/reset|closed|socket|SSL|TLS|corrupt|EPROTO|HPE/i, 'correct http:// or https:// in backend.url'],
-  [/unreach|ETIMEDOUT|no route/i, "start the backend's machine, check the network, or correct its address"],
-  [/timeout|timed out/i, "check the backend's log, or correct its address"],
-  [/status 50[234]/, 'start the backend: a proxy in front of it answers'],
-  [/status 401/, 'put the right USER:PASSWORD@ into backend.url'],
-  [/./, 'correct backend.url: something else listens there'],
-];
-
 /** The first pause before it is asked again. Each further pause is twice as long, up to ASK_PAUSE_LIMIT_MS. */
 const ASK_PAUSE_MS = 1000;
 
@@ -7379,7 +7380,7 @@ const ASK_PAUSE_LIMIT_MS = 60_000;
  * a client's request is answered, and when a reload names another backend. Only the first failure and the end are
  * logged.
  */
-async function askBackend(core: Core) {
+async function reportBackend(core: Core) {
   const { log, rules, upstream } = core;
   const backend = rules['backend.url'].name;
   upstream.isAwaited = true;
@@ -7497,7 +7498,7 @@ function reloadOnChange(core: Core, load: () => Settings) {
     // If the new configuration has any mistake, the old one stays in force, so the gateway neither opens up nor stops.
     try {
       refuseReplaced();
-      if (applySettings(core, load())) void askBackend(core);
+      if (applySettings(core, load())) void reportBackend(core);
     } catch (error) {
       const problems = error instanceof ConfigError ? error.problems.join('; ') : String(error);
       core.log('error', 'reload failed; keeping the old configuration', { problems });

@@ -406,6 +406,7 @@ suite('add', SIDE_BY_SIDE, () => {
       [['add'], 'unknown command or arguments'],
       [['test'], 'unknown command or arguments'],
       [['add', 'x', TO, '--check'], '--check is a command of its own'],
+      [['render', 'x', '--check'], '--check is a command of its own'],
       [['test', 'x', '--for', 'script'], '--for belongs to "add"'],
       [['render', 'x', '--from', FROM], '--from belongs to "add" and "test"'],
       [['add', 'x', TO, '--for'], '--for needs a value'],

@@ -79,6 +79,7 @@ suite('parser', SIDE_BY_SIDE, () => {
     assert.equal(lines.pop(), 'warn CONNECT 400 bad_target');
     for (const line of lines) assert.match(line, /^warn (GET|POST) 400 bad_request$/);
     assert.equal(lines.length, byGateway.trim().split('\n').length);
+    assert.equal(requests(gateway).filter(({ reason }) => reason === 'no_host').length, 2);
     assert.equal(backend.connections, 0);
     assert.equal(statusOf(await raw(gateway, bytesOf('GET /v1/about HTTP/1.0 | bearer'))), 200);
   });

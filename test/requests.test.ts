@@ -34,7 +34,7 @@ import { startBoth, startGateway } from './start.ts';
 suite('requests', SIDE_BY_SIDE, () => {
   test('an internal error is a 500 without details, and its stack is logged', async (t) => {
     const broken: Change = [
-      'function identify({ core, rules, credential, client, target }: Exchange) {\n',
+      'function identify({ core, rules, credential, client }: Exchange) {\n',
       (text) => `${text}  if (credential) throw new RangeError('planted in identify');\n`,
     ];
     const { createGateway } = await importChanged(t, broken);
