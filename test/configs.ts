@@ -1,7 +1,8 @@
 /** Configurations that several tests use. */
 
 import type { GatewayConfig, TokenConfig } from '../gateway.ts';
-import { METHOD_NAMES } from './gateway.ts';
+import { problemsOf } from './assertions.ts';
+import { createGateway, METHOD_NAMES } from './gateway.ts';
 import { FROM, LAST, OTHER, SECRET, TO } from './samples.ts';
 
 export { METHOD_NAMES };
@@ -34,9 +35,10 @@ export function slots({ url }: { url: string }, parallel: number, timeout = '1h'
   return { backend: { url, wait: '0', parallel, timeout } };
 }
 
-/** What a token may have in the file in addition to its secret. */
-export const TOKEN_SETTINGS = 'methods allow senders recipients rate clients expires secretFile message defaults'.split(
-  ' ',
-);
+/** What a token may have in the file in addition to its secret: the gateway lists it for one that has anything else. */
+export const TOKEN_SETTINGS = problemsOf(() =>
+  createGateway({ tokens: { test: { secret: SECRET, none: 1 } } } as object)
+)
+  .flatMap((problem) => problem.split('; there are ')[1]!.split(', ')).filter((name) => name !== 'secret');
 
 export const MISSING = 'does not exist';

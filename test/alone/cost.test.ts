@@ -2,7 +2,7 @@ import { writeFileSync } from 'node:fs';
 import http from 'node:http';
 import { join } from 'node:path';
 import type { GatewayConfig } from '../../gateway.ts';
-import { assert, logLines, problemsOf, until } from '../assertions.ts';
+import { assert, groupsOf, logLines, problemsOf, until } from '../assertions.ts';
 import { startBackend } from '../backend.ts';
 import { type Ask, ask, open } from '../client.ts';
 import { ALL_METHODS, TOKEN_SETTINGS, tokens } from '../configs.ts';
@@ -410,7 +410,8 @@ test(NO_MESSAGE, async (t) => {
     };
     const values = [S, [S], [[S]], { [S]: S }, { [S]: {} }, { [S]: [S] }, [{ [S]: 1 }], `a=${S}`, `a,${S}`, `"${S}"`];
     const templates = ['{{S', '{{#S}}', '{{/S}}', '{{>S}}', '{{S b}}', '{{{S b}}}', '{{#a}}{{/S}}', '{{#S}}{{/b}}'];
-    const parents = 'backend tls auth limits log tokens'.split(' ');
+    const known = SETTING_ROWS.map(([path]) => path);
+    const parents = [...new Set(groupsOf(known.join('\n'), /^(\w+)\./gm)), 'tokens'];
     const inToken = [...TOKEN_SETTINGS, ...['number', 'recipients', 'text_mode', S].map((key) => `defaults.${key}`), S];
     const tokens = [
       ...inToken.flatMap((path) => values.map((value) => ({ a: { secret: OTHER, ...nest(path, value) } }))),
@@ -419,7 +420,7 @@ test(NO_MESSAGE, async (t) => {
       { [S]: { secret: OTHER }, a: { secret: OTHER } },
       ...[{ [`${S} `]: { secret: OTHER } }, { a: { secret: `${S} ` } }],
     ];
-    const paths = [...SETTING_ROWS.map(([path]) => path), ...parents, S, ...parents.map((path) => `${path}.${S}`)];
+    const paths = [...known, ...parents, S, ...parents.map((path) => `${path}.${S}`)];
     const wrong = paths.flatMap((path) => values.map((value) => nest(path, value)));
     for (const config of [...wrong, ...tokens.map((value) => nest('tokens', value))]) {
       // If a secret is a valid value, there is no mistake and no message.
