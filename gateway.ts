@@ -212,7 +212,7 @@ const SETTINGS = {
   ],
   'tls.cert': [readPem, 'a PEM file with a certificate and its chain, for https'],
   'tls.key': [readPem, 'a PEM file with the private key of tls.cert'],
-  'auth.methods': [readMethods, 'the accepted ones of bearer, basic, query, path, body', 'bearer,basic,body'],
+  'auth.methods': [readMethods, `the accepted ones of ${METHOD_NAMES.join(', ')}`, 'bearer,basic,body'],
   'auth.anonymous': [
     reads<boolean>()((value) => wordOf(['true', 'false'])(value) === 'true'),
     'true to run without tokens where other machines can connect',

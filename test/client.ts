@@ -223,13 +223,13 @@ export async function untilAnswering(to: Address, isAnswering = true): Promise<v
   await until(async () => await answers() === isAnswering, 'a change of who answers');
 }
 
-/** Does what curl does with a line, so the tests need no curl. Its one header is Authorization. */
+/** Does what curl does with a line, so the tests need no curl. There is one header at most. */
 export function askAsCurl(line: string): Promise<Answer> {
   const options = Array.from(line.slice('curl '.length).matchAll(/(?:-(\w) )?(?:'([^']*)'|(\S+))/g));
   const given = Object.fromEntries(options.map(([, flag = 'url', quoted, word]) => [flag, quoted ?? word!]));
   const { url, X: method = 'POST', d: body, u: user, H: header = '' } = given;
-  const authorization = user === undefined ? /^Authorization: (.*)/.exec(header)?.[1] : basic(user);
-  const headers = { ...(authorization && { authorization }), ...(body && { 'content-type': URLENCODED }) };
+  const [, name, value] = /^([\w-]+): (.*)/.exec(user === undefined ? header : `Authorization: ${basic(user)}`) ?? [];
+  const headers = { ...(body && { 'content-type': URLENCODED }), ...(name && { [name.toLowerCase()]: value }) };
   const { port, pathname, search } = new URL(url!.replace(/^(?!http:)/, 'http://'));
   return ask({ port: Number(port) }, { method, path: pathname + search, headers, ...(body && { body }) });
 }
