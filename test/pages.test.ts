@@ -58,6 +58,12 @@ suite('pages', SIDE_BY_SIDE, () => {
         `the default of ${path} in docs/reference.md`,
       );
     }
+    const [, once] = /^const START_ONLY = \[([^\]]*)\]/m.exec(SOURCE)!;
+    const [, needRestart] = /\nThese need a restart:\n\n- (.*) and turning TLS/.exec(PAGES['docs/operating.md']!)!;
+    const covered = groupsOf(needRestart!, /`([\w.]+)`/g);
+    const isCovered = (path: string) => covered.includes(path) || covered.includes(path.split('.')[0]!);
+    const unsaid = groupsOf(once!, /'([\w.]+)'/g).filter((path) => !isCovered(path));
+    assert.deepEqual(unsaid, [], '"These need a restart" of docs/operating.md lacks these of START_ONLY');
     const common = settingsIn(README, 'What a token may do');
     const ofTokens = TOKEN_SETTINGS.filter((name) => name !== 'secretFile');
     assert.deepEqual(difference('"What a token may do" of README.md', pathsOf(common), 'the code', ofTokens), []);
@@ -105,8 +111,8 @@ suite('pages', SIDE_BY_SIDE, () => {
       const own = KNOWN_ROUTES.filter((route) => route.group === group);
       return [group, own.map(({ method, template }) => `${method} ${template}`)] as const;
     });
-    const rows = Array.from(MANUAL.matchAll(/^\| `(\w+)` \| (.*) \|$/gm), ([, group, cell]) => [group!, cell!] as const)
-      .filter(([group]) => routes.some(([known]) => known === group));
+    const table = partOf(MANUAL, 'Groups and patterns');
+    const rows = Array.from(table.matchAll(/^\| `(\w+)` \| (.*) \|$/gm), ([, group, cell]) => [group!, cell!] as const);
     assert.deepEqual(difference('ROUTES', groups, 'the table of docs/reference.md', rows.map(([group]) => group)), []);
     for (const [group, listed] of routes) {
       assert.ok(listed.length > 0, group);
@@ -280,7 +286,8 @@ suite('pages', SIDE_BY_SIDE, () => {
     const others =
       'methods allow rate clients auth.methods auth.anonymous cors trustedProxies limits.body limits.connections';
     for (const name of [...restrictions, ...others.split(' ')]) {
-      assert.ok(named.includes(`\`${name}\``), `"Least privilege" of docs/reference.md has no row for \`${name}\``);
+      const hint = 'a setting that stops nothing belongs to noRestriction';
+      assert.ok(named.includes(`\`${name}\``), `"Least privilege" of docs/reference.md has no \`${name}\`; ${hint}`);
     }
 
     const troubles = PAGES['docs/troubleshooting.md']!;
