@@ -3077,8 +3077,9 @@ const FIELD_NAME = new RegExp(`^(?:${VALUE})$`, 'u');
 /**
  * One parameter of a Content-Disposition. A quote ends the value if the next parameter or nothing follows it. Any other one
  * is part of the value, because half of the encoders write `a "b" c.txt` as it is, and the others `a \"b\" c.txt`.
+ * Without quotes, libsoup writes parentheses and commas as they are.
  */
-const PARAMETER = / *; *(?<key>[\w-]+\*?)=(?<value>"(?:[^"\p{Cc}]|"(?! *(?:;|$)))*"|[^\s"(),;]+)/guy;
+const PARAMETER = / *; *(?<key>[\w-]+\*?)=(?<value>"(?:[^"\p{Cc}]|"(?! *(?:;|$)))*"|[^\s";]+)/guy;
 
 /** The value of "filename*" (RFC 8187): a charset, a language, and the name, as in `utf-8'en'a%20b.png`. */
 const EXTENDED = /^(?<charset>[\w-]+)'[\w-]*'(?<name>(?:[!-$&-~]|%[\da-f]{2})*)$/i;

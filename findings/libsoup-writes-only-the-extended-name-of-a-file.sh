@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # If the name of a file is not ASCII, libsoup, the HTTP library of GNOME, writes no filename into a multipart form, but
 # only filename*=UTF-8''%C3%A4.png, which the standard of multipart forms says must not be used. Node 20's formData()
-# throws for the whole form, Deno's makes a text of the picture, and Node 26 reads the name.
+# throws for the whole form, Deno's makes a text of the picture, and Node 26 reads the name. Parentheses, commas and even
+# semicolons, quotes and percent signs of the name are not encoded.
 # Guess: filename="ä.png" in UTF-8, as browsers write it, or both.
 # Seen with libsoup 3.2.3 (Debian 12), Node 20.20.2 and 26.10.0, and Deno 2.9.6.
 # A screenshot of a GNOME in French has an é and ’ in its name. A gateway should read filename* where there is no
@@ -49,7 +50,7 @@ def new(function, *args):
     return ctypes.c_void_p(function(*args))
 session = new(soup.soup_session_new)
 picture = new(glib.g_bytes_new, b'hi', ctypes.c_size_t(2))
-for path, name in (('/ascii', 'a.png'), ('/umlaut', 'ä.png')):
+for path, name in (('/ascii', 'a.png'), ('/umlaut', 'ä.png'), ('/copy', 'ä (1), 9%; "b".png')):
     form = new(soup.soup_multipart_new, b'multipart/form-data')
     soup.soup_multipart_append_form_string(form, b'message', b'hello')
     soup.soup_multipart_append_form_file(form, b'file', name.encode(), b'image/png', picture)
@@ -75,6 +76,7 @@ check() {
 written() { node -p 'JSON.parse(require("node:fs").readFileSync(process.argv[1]))[1].match(/"file"; (.*)/)[1]' "$dir/$1"; }
 check 'libsoup 3.2.3, a.png' "$(written ascii)" 'filename="a.png"'
 check 'libsoup 3.2.3, ä.png' "$(written umlaut)" "filename*=UTF-8''%C3%A4.png"
+check 'libsoup 3.2.3, ä (1), 9%; "b".png' "$(written copy)" "filename*=UTF-8''%C3%A4%20(1),%209%;%20\"b\".png"
 for node in node@20.20.2/TypeError 'node@26.10.0/message="hello" file=ä.png'; do
   seen=$(timeout 20 "$dir/${node%%/*}/node_modules/.bin/node" "$dir/read.mjs" "$dir/umlaut")
   check "ä.png, read by ${node%%/*}" "$seen" "${node#*/}"
