@@ -1,5 +1,5 @@
 # The gateway in a container:  docker build -t signal-gateway .     docker run --rm signal-gateway token
-# Its arguments are the gateway's, and its settings come from the environment, or from a file mounted as /gateway.json.
+# Its arguments are the gateway's. Its settings come from the environment, or from gateway.json in a folder at /config.
 
 FROM node:24-alpine AS node-amd64
 FROM node:24-alpine AS node-arm64
