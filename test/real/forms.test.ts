@@ -32,7 +32,8 @@ interface Writer extends Packages {
 }
 
 function writer(title: string, { name = NAME, otherwise, program, ...packages }: Writer): void {
-  real(`${title}: a form arrives as it is written`, packages, async (t, programs) => {
+  const claims = `a form arrives as it is written${otherwise ? `, and is refused as ${otherwise}` : ''}`;
+  real(`${title}: ${claims}`, packages, async (t, programs) => {
     const { backend, gateway } = await startBoth(t, settingsOf({ recipients: [TO, THIRD] }));
     const [file, args, how] = await program(programs);
     mkdirSync(join(programs.dir, 'pictures'));
@@ -190,6 +191,7 @@ headers = { 'Authorization' => authorization }
 headers['Content-Type'] = type unless type.empty?
 answer = HTTPClient.new.post(url, fields, headers)
 puts answer.status, answer.body`,
+  { otherwise: 'multipart/mixed' },
 );
 
 ruby(
