@@ -608,10 +608,20 @@ const HTTP_METHODS = ['GET', 'POST', 'PUT', 'PATCH', 'DELETE'] as const;
  *   to-names      its persons may be user names, because the backend hands them to signal-cli as such. On any other
  *                 route signal-cli makes a phone number of a name's digits: max170123456.78 is +4917012345678
  *   no-account    shows nothing of an account, or has it in the body, so a token with `senders` may use it
+ *   query-account its query may name the account
  *   no-slot       does not queue: a health check must not wait, and a poll would hold a slot for a long time
  *   waits         waits for a backend that is down; Home Assistant's library asks /v1/about before each send
  */
-type Fact = 'body' | 'any-body' | 'same-members' | 'to-groups' | 'to-names' | 'no-account' | 'no-slot' | 'waits';
+type Fact =
+  | 'body'
+  | 'any-body'
+  | 'same-members'
+  | 'to-groups'
+  | 'to-names'
+  | 'no-account'
+  | 'query-account'
+  | 'no-slot'
+  | 'waits';
 
 type RouteRow = [method: (typeof HTTP_METHODS)[number], template: string, ...facts: Fact[]];
 
@@ -624,6 +634,7 @@ const ROUTES = Object.entries<RouteRow[]>({
   info: [
     ['GET', '/v1/about', 'no-slot', 'no-account', 'waits'],
     ['GET', '/v1/health', 'no-slot', 'no-account'],
+    ['GET', '/api/v1/check', 'no-slot', 'no-account'], // these three are signal-cli's daemon
   ],
   // With /v1/send, signal-cli would read the digits in a group's id as a number.
   send: [
@@ -633,6 +644,7 @@ const ROUTES = Object.entries<RouteRow[]>({
   // Removes the messages that it returns. A WebSocket in json-rpc mode.
   receive: [
     ['GET', '/v1/receive/:number', 'no-slot'],
+    ['GET', '/api/v1/events', 'no-slot', 'query-account'],
   ],
   messaging: [
     ['PUT', '/v1/typing-indicator/:number', 'body', 'to-groups', 'same-members'],
@@ -698,6 +710,7 @@ const ROUTES = Object.entries<RouteRow[]>({
     ['GET', '/v1/contacts/:number/:uuid'],
     ['GET', '/v1/contacts/:number/:uuid/avatar'],
     ['POST', '/v1/contacts/:number/sync', 'same-members'],
+    ['POST', '/api/v1/rpc', 'any-body', 'to-groups', 'to-names', 'same-members', 'no-account', 'waits'], // see CALLS
     ...HTTP_METHODS.map((method): RouteRow => [method, '/v1/plugins/*', 'any-body', 'to-groups', 'to-names']),
   ],
   metrics: [
@@ -714,6 +727,9 @@ function declares(route: Route | undefined, fact: Fact) {
 
 /** The route of a send. A token that builds messages may be allowed to GET it; the backend then gets a POST. */
 const SEND_ROUTE = ROUTES.find(({ template }) => template === '/v2/send')!;
+
+/** All commands of signal-cli's daemon. Its row counts as setup, and each method has a group of its own. */
+const RPC_ROUTE = ROUTES.find(({ template }) => template === '/api/v1/rpc')!;
 
 /** The gateway's own metrics. Only the word `metrics` or the pattern `GET /metrics` opens them. */
 const METRICS_ROUTE = ROUTES.find(({ group }) => group === 'metrics')!;
@@ -1381,6 +1397,8 @@ class Exchange {
   token: Token | undefined;
   /** Whether the gateway builds a message from the body, or from the query of a GET, and relays that instead. */
   isBuiltMessage = false;
+  /** The call that it makes at signal-cli's daemon, once it was read. */
+  call: Call | undefined;
 
   // Further fields of the log line.
   route: string | undefined;
@@ -1592,8 +1610,13 @@ async function handle(exchange: Exchange, isUpgrade: boolean) {
 
     // The first 64 KiB of the body are checked before the backend is contacted; a larger body is checked further while
     // it streams. If the gateway builds a message from the body, that message is checked.
-    exchange.isBuiltMessage = buildsMessages(token) && target.route === SEND_ROUTE;
-    const content = exchange.isBuiltMessage ? await makeMessage(exchange, body) : await body.readChecked();
+    const isCall = target.route === RPC_ROUTE && !allowsAllCalls(token, target);
+    exchange.isBuiltMessage = isCall || (buildsMessages(token) && target.route === SEND_ROUTE);
+    const content = isCall
+      ? await makeCall(exchange, body)
+      : exchange.isBuiltMessage
+      ? await makeMessage(exchange, body)
+      : await body.readChecked();
 
     // Only once: see `relay`. A message that was built opens no WebSocket.
     await relay(exchange, content, isUpgrade && !exchange.isBuiltMessage);
@@ -1706,6 +1729,7 @@ function logExchange(exchange: Exchange) {
     client,
     method: req.method,
     route,
+    call: exchange.call?.method,
     token: token?.name ?? refused,
     auth: credential?.method,
     status,
@@ -1782,7 +1806,7 @@ function refusalOfStale(exchange: Exchange) {
     return new Problem('unauthorized', NO_LONGER_ALLOWED);
   }
   const refusal = refusalOfBrowser(rules, exchange) ?? refusalOfEndpoint(token, target!, client) ??
-    refusalOfNarrowed(token, allowedBy);
+    (exchange.call && refusalOfMethod(token, exchange.call)) ?? refusalOfNarrowed(token, allowedBy);
   return refusal && new Problem(refusal.code, NO_LONGER_ALLOWED, refusal.details);
 }
 
@@ -1857,6 +1881,9 @@ function parseTarget(method: string, raw: string) {
     (candidate.method === method || isSendByGet) && partsMatch(candidate.parts, segments)
   );
   for (const [i, segment] of segments.entries()) checkSegment(segment, route?.parts[i]);
+  const { parameters, ...others } = parseQuery(query, isSendByGet);
+  // Written anew, because signal-cli does not read a query as the backend does.
+  if (declares(route, 'query-account')) others.query = new URLSearchParams(parameters).toString();
   return {
     method,
     /** The segments of the path, decoded, without empty ones and without the `@auth` segment. */
@@ -1867,7 +1894,8 @@ function parseTarget(method: string, raw: string) {
     isSendByGet,
     /** The secret in its `@auth` segment. */
     pathSecret: authSegment?.slice('@auth='.length),
-    ...parseQuery(query, isSendByGet),
+    parameters,
+    ...others,
   } as const;
 }
 
@@ -2212,10 +2240,15 @@ function refusalOfEndpoint(token: Token, target: Target, client?: string) {
     );
   }
   const parameter = (name: string) => segments[route?.parts.indexOf(name) ?? -1];
-  const account = parameter(':number');
+  const named = declares(route, 'query-account') ? target.parameters.filter(([name]) => name === 'account') : [];
+  if (named.length > 1) return badField('account', 'may be given only once');
+  const account = parameter(':number') ?? named[0]?.[1];
   if (senders && account !== undefined && !senders.has(account)) return new Problem('sender_not_allowed');
   // A route without an account shows the data of all accounts, such as all attachments, so a pattern must name it.
   const showsAll = account === undefined && !declares(route, 'no-account');
+  if (senders && showsAll && declares(route, 'query-account')) {
+    return badField('account', 'must be in the query, because this token may not use all accounts');
+  }
   if (senders && showsAll && grant !== 'explicit') {
     const why = 'shows the data of all accounts, and this token may not use all of them';
     return mustBeNamed(route!, why, 'route_without_account');
@@ -2265,6 +2298,7 @@ function findGrant(token: Token, target: Target) {
   const matches = patterns.filter((pattern) => patternMatches(pattern, target));
   if (matches.some(({ parts }) => parts.slice(0, 2).every(isLiteral))) return 'explicit';
   if (route && groups.has(route.group)) return 'implied';
+  if (route === RPC_ROUTE && CALLS.some(({ group }) => groups.has(group))) return 'implied';
   if (SETUP_PREFIXES.has(prefixOf(segments))) return undefined; // no wildcard opens setup
   return matches.length > 0 ? 'implied' : undefined;
 }
@@ -2620,7 +2654,7 @@ class RequestBody {
 
   /** Checks the declared length, or the number of bytes read so far. */
   #checkLength(bytes = 0) {
-    if (bytes > this.#limitBytes) throw tooLarge(this.#limitBytes, this.#exchange.isBuiltMessage);
+    if (bytes > this.#limitBytes) throw tooLarge(this.#limitBytes, this.#exchange.target?.route === SEND_ROUTE);
   }
 
   /**
@@ -2883,21 +2917,24 @@ function buildsMessages({ defaults, message }: Token) {
 
 /**
  * Reads the body, or the query of a GET, and makes a message of it. A payload may take twenty times the memory of its
- * text, so none of it outlives `build`, however long the request waits.
+ * text, so none of it outlives its function, however long the request waits.
  */
 async function makeMessage(exchange: Exchange, body: RequestBody) {
   const target = exchange.target!;
   if (!target.isSendByGet) refuseIgnoredFields(target);
   exchange.target = { ...target, method: SEND_ROUTE.method, query: '', parameters: [] };
   const content = target.isSendByGet ? undefined : await body.readWhole();
-  const build = () => {
+  return buildInTurn(exchange, body, content?.length ?? 0, () => {
     const payload = content
       ? readPayload(exchange.token!, content, exchange.req.headers['content-type'])
       : readForm(target.query, exchange.token!);
     return buildChecked(exchange, payload);
-  };
-  const isShort = content === undefined || content.length <= SHORT_BYTES;
-  const bytes = isShort ? build() : await exchange.core.turns.take(exchange, build);
+  });
+}
+
+/** Builds what is relayed in place of a body of this length. */
+async function buildInTurn(exchange: Exchange, body: RequestBody, lengthBytes: number, build: () => Uint8Array) {
+  const bytes = lengthBytes <= SHORT_BYTES ? build() : await exchange.core.turns.take(exchange, build);
   // The longest are made of JSON with numbers such as 1e20, which JSON.stringify writes out: 1 MiB becomes 4.4 MiB.
   body.countHeld(bytes.length);
   return bytes;
@@ -3642,6 +3679,7 @@ const ROUTE_FIELDS: NodeJS.Dict<string> = {
   '/v1/polls/:number': 'question allow_multiple_selections poll_timestamp',
   '/v1/polls/:number/vote': 'poll_author poll_timestamp',
   '/v1/sticker-packs/:number': 'pack_id pack_key',
+  '/api/v1/events': 'account',
   '/v1/search': 'numbers',
   '/v1/search/:number': 'numbers',
   '/v1/groups/:number': 'expand name description permissions group_link expiration_time',
@@ -3847,6 +3885,164 @@ function sendsTo(ids: readonly string[]) {
 
 /** What the defaults of one send can name. */
 const ONE_SEND = 'one send goes to phone numbers and UUIDs, or to user names, or to one group: make a token for each';
+
+// #endregion
+
+// #region DAEMON
+// signal-cli's own daemon takes every command as a JSON-RPC call on one path. A word of `allow` opens the methods of its
+// group, each with the parameters that are known here, and all else is closed. signal-cli reads a list under several
+// names, takes a string for a list of one, prefers the singular without a word, and ignores what it does not know.
+// So the gateway reads the call, checks it, and writes it anew.
+
+/** Those to whom a message goes. */
+const RECIPIENTS = 'account recipient groupId username noteToSelf';
+
+/**
+ * The methods of signal-cli 0.14.6 by group, with their parameters in camel case and in the singular. After `*`, the
+ * parameters are not known here, so the method is closed to a token with `senders` or `recipients`. What names a file
+ * of the daemon's machine, other than `attachment`, is left out, and so is each method that has no place here.
+ */
+const CALLS = Object.entries<NodeJS.Dict<string>>({
+  info: { version: '' },
+  send: {
+    send: `${RECIPIENTS} notifySelf message attachment mention textStyle quoteTimestamp quoteAuthor quoteMessage ` +
+      'quoteMention quoteTextStyle previewUrl previewTitle previewDescription sticker viewOnce editTimestamp noUrgent ' +
+      'voiceNote',
+  },
+  messaging: {
+    sendReaction: `${RECIPIENTS} emoji targetAuthor targetTimestamp remove`,
+    sendTyping: 'account recipient groupId stop',
+    sendReceipt: 'account recipient targetTimestamp type',
+    remoteDelete: `${RECIPIENTS} targetTimestamp`,
+    sendPollCreate: `${RECIPIENTS} notifySelf question option noMulti`,
+    sendPollVote: `${RECIPIENTS} notifySelf pollAuthor pollTimestamp option voteCount`,
+    sendPollTerminate: `${RECIPIENTS} notifySelf pollTimestamp`,
+    listGroups: 'account groupId detailed',
+    getAttachment: '*', // as on REST: those of all accounts
+    getUserStatus: '*',
+    listStickerPacks: '*',
+  },
+  setup: {
+    ...Object.fromEntries(
+      ('addDevice deleteLocalAccountData finishChangeNumber finishLink listAccounts listContacts listDevices ' +
+        'listIdentities register removeContact removeDevice removePin sendContacts sendSyncRequest setPin ' +
+        'startChangeNumber startLink submitRateLimitChallenge trust unregister updateAccount updateConfiguration ' +
+        'updateContact updateDevice updateProfile verify').split(' ').map((method) => [method, '*']),
+    ),
+  },
+}).flatMap(([group, methods]) =>
+  Object.entries(methods).map(([method, parameters = '']) => ({ group, method, parameters: parameters.split(' ') }))
+);
+
+type Call = (typeof CALLS)[number];
+
+/** Whether a token may make every call, known or not: its pattern opens the path, and it has no lists. */
+function allowsAllCalls(token: Token, target: Target) {
+  return !token.senders && !token.recipients && findGrant(token, target) === 'explicit';
+}
+
+/** Reads a call, checks it, and writes it anew, so that the daemon reads what was checked. */
+async function makeCall(exchange: Exchange, body: RequestBody) {
+  const content = await body.readWhole();
+  return buildInTurn(exchange, body, content.length, () => {
+    if (/^\s*\[/.test(content.toString('latin1', 0, 100))) {
+      throw badJson('A batch of calls is not accepted; send one at a time.');
+    }
+    const { jsonrpc, method, params = {}, id } = parseJson(content).value;
+    if (!isObject(params)) throw badField('params', 'must be an object');
+    if (typeof id === 'number' && Math.abs(id) > Number.MAX_SAFE_INTEGER) throw badField('id', 'is too large a number');
+    checkCall(exchange, method, params);
+    return Buffer.from(JSON.stringify({ jsonrpc, method, params, id }));
+  });
+}
+
+function checkCall(exchange: Exchange, method: unknown, params: JsonObject) {
+  const token = tokenInForce(exchange) ?? exchange.token!;
+  const call = CALLS.find((each) => each.method === method);
+  if (!call) {
+    throw withDetail(
+      'endpoint_not_allowed',
+      'The gateway does not know this method of signal-cli: only the pattern "POST /api/v1/rpc" opens it, for a token ' +
+        'without "senders", "recipients" and "defaults".',
+      'unknown_method',
+    );
+  }
+  exchange.call = call;
+  const refusal = refusalOfMethod(token, call);
+  if (refusal) throw refusal;
+  if (call.parameters[0] === '*') return;
+
+  const values = new Map<string, unknown>();
+  for (const [name, value] of Object.entries(params)) {
+    const parameter = parameterOf(call, name);
+    if (values.has(parameter)) throw badField(parameter, 'may be given only once, under one of its names');
+    if (value !== null) values.set(parameter, value);
+  }
+  const account = values.get('account');
+  if (account !== undefined && typeof account !== 'string') throw badField('account', 'must be text');
+  if (call.parameters.includes('account')) {
+    if (token.senders && account === undefined) {
+      throw badField('account', 'must name the sending account, because this token may not use all of them');
+    }
+    checkFieldsOf(exchange, [{ key: 'number', value: account }]);
+  }
+  for (const [parameter, value] of values) {
+    for (const each of [value].flat()) checkParameter(exchange, parameter, each, account);
+  }
+}
+
+/** The problem if a token may not use a method. */
+function refusalOfMethod({ allow, senders, recipients }: Token, { group, method, parameters }: Call) {
+  if (!allow.groups.has(group)) {
+    return group === 'setup' ? new Problem('setup_blocked') : withDetail(
+      'endpoint_not_allowed',
+      `This token may not call ${method}; the word "${group}" in its "allow" opens it.`,
+    );
+  }
+  if (parameters[0] !== '*' || (!senders && !recipients)) return undefined;
+  const sentence = `Only a token without "senders", "recipients" and "defaults" may call ${method}.`;
+  return withDetail('endpoint_not_allowed', sentence, 'method_without_account');
+}
+
+/** The parameter for which a name stands: signal-cli also reads `group-id`, `groupIds` and the like. */
+function parameterOf({ parameters }: Call, name: string) {
+  const camel = name.replace(/-([a-z])/g, (_, letter: string) => letter.toUpperCase());
+  const parameter = [camel, camel.replace(/s$/, '')].find((each) => parameters.includes(each));
+  const shown = /^[a-z][\w-]*$/i.test(name) ? nameToShow(name) : '…';
+  return parameter || raise(badField(shown, 'is unknown to the gateway for this method'));
+}
+
+/** Checks a value of a parameter, as of a field of the backend that means the same. */
+function checkParameter(exchange: Exchange, parameter: string, value: unknown, account: string | undefined) {
+  const checkRecipient = (recipient: string) => checkFieldsOf(exchange, [{ key: 'recipient', value: recipient }]);
+  if (typeof value === 'object') throw badField(parameter, 'may not be an object, or a list in a list');
+  if (parameter === 'noteToSelf') {
+    if (typeof value !== 'boolean') throw badField(parameter, 'must be true or false');
+    if (value) checkRecipient(account ?? raise(badField('account', 'must be named with "noteToSelf"')));
+  }
+  if (!['recipient', 'groupId', 'username', 'attachment'].includes(parameter)) return;
+  if (typeof value !== 'string') throw badField(parameter, 'must be text');
+  if (parameter === 'attachment') {
+    if (!value.startsWith('data:')) throw badField(parameter, "must be a data URI, not a file of the daemon's machine");
+    const mistake = mistakeInAttachment(value.slice(0, TEXT_LIMIT_BYTES));
+    if (mistake) throw badField(parameter, mistake);
+  } else if (parameter === 'groupId') {
+    if (!isInternalId(value)) throw badField(parameter, 'must be the "id" of a group as listGroups has it');
+    checkRecipient(`group.${btoa(value)}`); // as the lists have it
+  } else {
+    const kind = kindOf(value);
+    // signal-cli would make a phone number of the digits in a group or a user name.
+    if (parameter === 'username' && kind !== 'a user name') throw badField(parameter, 'must be a user name');
+    if (parameter === 'recipient' && (kind === 'a group' || kind === 'a user name')) {
+      throw badField(parameter, `is ${kind}, which belongs into "groupId" or "username"`);
+    }
+    checkRecipient(value);
+  }
+}
+
+function raise(problem: Problem): never {
+  throw problem;
+}
 
 // #endregion
 
@@ -7532,6 +7728,7 @@ function isEntryPoint() {
 // Public API: createGateway, ConfigError and the types. The rest is exported for tests only.
 export {
   BodyScan,
+  CALLS,
   ConfigError,
   createGateway,
   loadSettings,

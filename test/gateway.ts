@@ -8,6 +8,7 @@ export const FILE = gatewayFile(process.env.TEST_GATEWAY_FILE);
 
 export const {
   BodyScan,
+  CALLS,
   ConfigError,
   createGateway,
   loadSettings,

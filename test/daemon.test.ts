@@ -1,0 +1,308 @@
+/** Calls of signal-cli's own daemon: its methods and parameters are closed unless they are known. */
+
+import { suite } from 'node:test';
+import { jsonIn } from './answers.ts';
+import { assert, requests } from './assertions.ts';
+import { type Handler, startBackend } from './backend.ts';
+import { type Ask, ask } from './client.ts';
+import { tokens } from './configs.ts';
+import { CALLS } from './gateway.ts';
+import { SIDE_BY_SIDE, test, type TestContext } from './guard.ts';
+import { BEARER, FROM, GROUP, INTERNAL_ID, SECRET, STRANGER, TO } from './samples.ts';
+import { type Both, startGateway } from './start.ts';
+
+const NAME = 'ann.01';
+const LISTED = { senders: [FROM], recipients: [TO, GROUP, NAME] };
+const OTHER_GROUP = Buffer.alloc(32, 7).toString('base64');
+
+/** Answers as the daemon does: a call with its id, and a check with nothing. */
+const DAEMON: Handler = (req, res, seen) => {
+  req.toArray().then((chunks) => {
+    Object.assign(seen, { body: Buffer.concat(chunks), complete: true });
+    if (seen.url === '/api/v1/check') return void res.end();
+    if (seen.url.startsWith('/api/v1/events')) {
+      return void res.writeHead(200, { 'Content-Type': 'text/event-stream' }).end(':\n');
+    }
+    if (seen.url !== '/api/v1/rpc') return void res.writeHead(404).end();
+    const { id } = jsonIn(seen.body.toString());
+    res.writeHead(200, { 'Content-Type': 'application/json' }).end(JSON.stringify({ jsonrpc: '2.0', result: {}, id }));
+  }, () => {});
+};
+
+async function startDaemon(t: TestContext, token: object = {}, config: object = {}): Promise<Both> {
+  const backend = await startBackend(t, DAEMON);
+  return { backend, gateway: await startGateway(t, backend, { ...tokens(token), ...config }) };
+}
+
+/** A call, as a client posts it. */
+const callOf = (method: string, params: object, others: object = {}): Ask => ({
+  method: 'POST',
+  path: '/api/v1/rpc',
+  headers: { ...BEARER, 'content-type': 'application/json' },
+  body: JSON.stringify({ jsonrpc: '2.0', method, params, id: 1, ...others }),
+});
+
+const SEND = { account: FROM, recipient: [TO], message: 'Hello' };
+
+/** Each call is refused, and the daemon sees none of them, but the good one that follows. */
+async function assertCallsRefused(
+  both: Both,
+  calls: [method: string, params: object, outcome: string][],
+): Promise<void> {
+  for (const [method, params, outcome] of calls) {
+    const { status, json } = await ask(both.gateway, callOf(method, params));
+    assert.equal(`${status} ${json?.code}`, outcome, `${method} ${JSON.stringify(params)}`);
+  }
+  assert.equal((await ask(both.gateway, callOf('version', {}))).status, 200);
+  assert.deepEqual(both.backend.seen.map(({ body }) => jsonIn(body.toString()).method), ['version']);
+}
+
+suite('daemon', SIDE_BY_SIDE, () => {
+  test('a call passes as it was checked: known parameters in each spelling, nothing else; the id comes back', async (t) => {
+    const both = await startDaemon(t, { allow: ['messaging', 'info'], ...LISTED });
+    const png = 'data:image/png;filename=a.png;base64,iVBORw0KGgo=';
+    const calls: [method: string, params: object][] = [
+      ['send', SEND],
+      ['send', { account: FROM, recipients: TO, message: 'x' }],
+      ['send', { account: FROM, 'group-id': INTERNAL_ID, message: 'x', notifySelf: true }],
+      ['send', { account: FROM, groupIds: [INTERNAL_ID], attachments: [png], textStyle: ['0:1:BOLD'] }],
+      ['send', { account: FROM, username: [NAME], message: 'x', noteToSelf: false, recipient: null }],
+      ['sendTyping', { account: FROM, recipient: [TO], stop: true }],
+      ['sendReaction', {
+        account: FROM,
+        recipient: TO,
+        emoji: '👍',
+        targetAuthor: TO,
+        targetTimestamp: 1_700_000_000_000,
+      }],
+      ['sendReceipt', { account: FROM, recipient: TO, targetTimestamp: [1], type: 'read' }],
+      ['remoteDelete', { account: FROM, groupId: INTERNAL_ID, targetTimestamp: 1 }],
+      ['sendPollCreate', { account: FROM, recipient: [TO], question: '?', option: ['a', 'b'] }],
+      ['listGroups', { account: FROM }],
+      ['version', {}],
+    ];
+    for (const [i, [method, params]] of calls.entries()) {
+      const { status, json } = await ask(both.gateway, callOf(method, params, { id: `${i}`, auth: 'x', extra: [1] }));
+      assert.deepEqual([status, json], [200, { jsonrpc: '2.0', result: {}, id: `${i}` }], method);
+      const { headers, body } = both.backend.seen.at(-1)!;
+      assert.deepEqual(jsonIn(body.toString()), { jsonrpc: '2.0', method, params, id: `${i}` });
+      assert.equal(headers['content-type'], 'application/json');
+      assert.equal(requests(both.gateway).at(-1)?.call, method);
+    }
+    const notification = {
+      ...callOf('send', SEND),
+      body: JSON.stringify({ jsonrpc: '2.0', method: 'send', params: SEND }),
+    };
+    await ask(both.gateway, notification);
+    assert.equal('id' in jsonIn(both.backend.seen.at(-1)!.body.toString()), false);
+  });
+
+  test('attack: another recipient, account or file, under every name that signal-cli reads, reaches nobody', async (t) => {
+    const both = await startDaemon(t, { allow: ['messaging', 'info'], ...LISTED });
+    const spelled = (names: string, value: unknown, outcome: string): [string, object, string][] =>
+      names.split(' ').flatMap((name) =>
+        [value, [value], ...typeof value === 'string' ? [[TO, value]] : []].flatMap((
+          each,
+        ): [string, object, string][] => [
+          ['send', { account: FROM, message: 'x', [name]: each }, outcome],
+        ])
+      );
+    const [stranger, field] = ['403 recipient_not_allowed', '400 bad_field'];
+    await assertCallsRefused(both, [
+      ...spelled('recipient recipients', STRANGER, stranger),
+      ...spelled('groupId groupIds group-id', OTHER_GROUP, stranger).slice(0, 2),
+      ...['groupId', 'groupIds', 'group-id'].map((name): [string, object, string] => [
+        'send',
+        { account: FROM, [name]: [INTERNAL_ID, OTHER_GROUP] },
+        stranger,
+      ]),
+      ...['username', 'usernames'].map((
+        name,
+      ): [string, object, string] => ['send', { account: FROM, [name]: 'bob.02' }, stranger]),
+      ['send', { ...SEND, recipient: [GROUP] }, field], // signal-cli would dial its digits
+      ['send', { ...SEND, recipient: [NAME] }, field],
+      ['send', { ...SEND, recipient: ['u:bob.02'] }, stranger],
+      ['send', { ...SEND, groupId: GROUP }, field],
+      ['send', { ...SEND, groupId: INTERNAL_ID.replace('=', '') }, field],
+      ['send', { ...SEND, username: TO }, field],
+      ['send', { ...SEND, recipients: [TO] }, field], // two spellings
+      ['send', { ...SEND, recipient: [[STRANGER]] }, field],
+      ['send', { ...SEND, recipient: [{ number: STRANGER }] }, field],
+      ['send', { ...SEND, recipient: [15559999999] }, field],
+      ['send', { account: FROM, noteToSelf: true, message: 'x' }, stranger],
+      ['send', { account: FROM, 'note-to-self': true, message: 'x' }, stranger],
+      ['send', { account: FROM, noteToSelf: 'true', message: 'x' }, field],
+      ['send', { recipient: [TO], message: 'x' }, field],
+      ['send', { ...SEND, account: null }, field],
+      ['send', { ...SEND, account: [FROM] }, field],
+      ['send', { ...SEND, account: STRANGER }, '403 sender_not_allowed'],
+      ['send', { ...SEND, attachment: ['/etc/hostname'] }, field],
+      ['send', { ...SEND, attachments: '/etc/hostname' }, field],
+      ['send', { ...SEND, attachments: ['data:image/png;filename=../a;base64,AA=='] }, field],
+      ...[
+        'number',
+        'Recipient',
+        'RECIPIENTS',
+        'recipientss',
+        'previewImage',
+        'quoteAttachment',
+        'storyAuthor',
+        'messageFromStdin',
+        '__proto__',
+      ]
+        .map((
+          name,
+        ): [string, object, string] => [
+          'send',
+          JSON.parse(`{"account":"${FROM}","recipient":"${TO}","${name}":"x"}`),
+          field,
+        ]),
+      ...[
+        'sendTyping',
+        'sendReaction',
+        'sendReceipt',
+        'remoteDelete',
+        'sendPollCreate',
+        'sendPollVote',
+        'sendPollTerminate',
+        'listGroups',
+      ]
+        .flatMap((method): [string, object, string][] => [
+          [method, { account: STRANGER }, '403 sender_not_allowed'],
+          [method, {}, field],
+          ...method === 'listGroups'
+            ? []
+            : [[method, { account: FROM, recipient: STRANGER }, stranger] as [string, object, string]],
+          [method, { account: FROM, invented: 1 }, field],
+        ]),
+    ]);
+  });
+
+  test('every method belongs to one group, and what is not known is closed to every word', async (t) => {
+    const confined = await startDaemon(t, { allow: ['messaging', 'info', 'setup'], ...LISTED });
+    const outcomes = new Map<string, string[]>();
+    for (const { group, method, parameters } of CALLS) {
+      const isOpen = parameters[0] !== '*';
+      const { status, json } = await ask(
+        confined.gateway,
+        callOf(method, isOpen && method !== 'version' ? { account: FROM } : {}),
+      );
+      assert.equal(`${status} ${json.code}`, isOpen ? '200 undefined' : '403 endpoint_not_allowed', method);
+      outcomes.set(group, [...outcomes.get(group) ?? [], method]);
+    }
+    assert.equal(confined.backend.seen.length, CALLS.filter(({ parameters }) => parameters[0] !== '*').length);
+    assert.deepEqual([...outcomes.keys()], ['info', 'send', 'messaging', 'setup']);
+    for (const group of outcomes.keys()) {
+      const both = await startDaemon(t, { allow: [group], recipients: ['*'], senders: ['*'] });
+      for (const call of CALLS) {
+        const { status, json } = await ask(both.gateway, callOf(call.method, {}));
+        const isAllowed = call.group === group || (group === 'messaging' && call.group === 'send');
+        const refusal = call.group === 'setup' ? '403 setup_blocked' : '403 endpoint_not_allowed';
+        assert.equal(`${status} ${json.code}`, isAllowed ? '200 undefined' : refusal, `${group} ${call.method}`);
+      }
+      const unknown = 'updateGroup joinGroup quitGroup block uploadStickerPack sendStory receive invented toString'
+        .split(' ');
+      const before = both.backend.seen.length;
+      for (const method of unknown) {
+        const { status, json } = await ask(both.gateway, callOf(method, {}));
+        assert.equal(`${status} ${json.code}`, '403 endpoint_not_allowed', method);
+      }
+      assert.equal(both.backend.seen.length, before);
+    }
+  });
+
+  test('the pattern opens every call to a token without lists, and none to one with lists', async (t) => {
+    const allow = ['POST /api/v1/rpc'];
+    const open = await startDaemon(t, { allow });
+    for (const method of ['startLink', 'invented']) {
+      assert.equal((await ask(open.gateway, callOf(method, { a: 1 }))).status, 200);
+    }
+    assert.equal(open.backend.seen.length, 2);
+    const closed = await startDaemon(t, { allow, ...LISTED });
+    for (
+      const [method, code] of [['startLink', 'setup_blocked'], ['invented', 'endpoint_not_allowed'], [
+        'send',
+        'endpoint_not_allowed',
+      ]]
+    ) {
+      const { status, json } = await ask(closed.gateway, callOf(method!, method === 'send' ? SEND : {}));
+      assert.equal(`${status} ${json.code}`, `403 ${code}`);
+    }
+    assert.equal(closed.backend.connections, 0);
+  });
+
+  test('a batch, no object and a second reading of keys are refused; the last of two keys is checked and sent', async (t) => {
+    const both = await startDaemon(t, { allow: ['send', 'info'], ...LISTED });
+    const call = callOf('send', SEND).body as string;
+    for (
+      const body of [
+        `[${call}]`,
+        '[]',
+        '',
+        'x',
+        '"x"',
+        `{"method":"send","params":[]}`,
+        '{"method":["send"]}',
+        '{}',
+        String.raw`{"method":"send","params":{"a\\":1}}`,
+        '{"method":"version","id":12345678901234567890}',
+      ]
+    ) {
+      const { status } = await ask(both.gateway, { ...callOf('send', SEND), body });
+      assert.ok(status === 400 || status === 403, `${status} ${body}`);
+    }
+    assert.equal(both.backend.connections, 0);
+    const bad = `{"method":"send","params":{"account":"${FROM}","recipient":"${TO}","recipient":"${STRANGER}"},"id":1}`;
+    assert.equal((await ask(both.gateway, { ...callOf('send', SEND), body: bad })).status, 403);
+    assert.equal(both.backend.connections, 0);
+    const good =
+      `{"method":"send","params":{"account":"${FROM}","\\u0072ecipient":"${STRANGER}","recipient":"${TO}"},"id":1}`;
+    assert.equal((await ask(both.gateway, { ...callOf('send', SEND), body: good })).status, 200);
+    assert.doesNotMatch(both.backend.seen.map(({ body }) => `${body}`).join(), new RegExp(STRANGER.slice(1)));
+  });
+
+  test('the token may stand in each of its places, and never reaches the daemon', async (t) => {
+    const methods = ['bearer', 'basic', 'body', 'path', 'query'];
+    const both = await startDaemon(t, { allow: ['send'], methods, ...LISTED }, { auth: { methods } });
+    const body = JSON.stringify({ auth: SECRET, method: 'send', params: SEND, id: 1 });
+    const basic = `Basic ${btoa(`api:${SECRET}`)}`;
+    const plain = { method: 'POST', body: callOf('send', SEND).body };
+    for (
+      const request of [
+        { ...plain, path: '/api/v1/rpc', headers: { authorization: basic } },
+        { ...plain, path: `/@auth=${SECRET}/api/v1/rpc` },
+        { method: 'POST', path: '/api/v1/rpc', body },
+      ]
+    ) assert.equal((await ask(both.gateway, request as Ask)).status, 200);
+    assert.equal(both.backend.seen.length, 3);
+    assert.doesNotMatch(
+      JSON.stringify(both.backend.seen.map(({ body, ...each }) => [each, `${body}`])),
+      /correct-horse/,
+    );
+  });
+
+  test('events of a token with senders name one account of its list, however the query is written', async (t) => {
+    const both = await startDaemon(t, { allow: ['receive', 'GET /api/v1/events'], senders: [FROM] });
+    const [own, other] = [encodeURIComponent(FROM), encodeURIComponent(STRANGER)];
+    for (
+      const query of [
+        '',
+        '?',
+        `?account=${other}`,
+        '?account=',
+        `?account=${own}&account=${other}`,
+        `?Account=${own}`,
+        `?account=${own}&x=1`,
+        `?account=${FROM}`,
+      ]
+    ) {
+      const { status } = await ask(both.gateway, { path: `/api/v1/events${query}`, headers: BEARER });
+      assert.ok(status === 400 || status === 403, `${status} ${query}`);
+    }
+    assert.equal(both.backend.connections, 0);
+    for (const query of [`account=${own}`, `%61ccount=${own}`]) {
+      assert.equal((await ask(both.gateway, { path: `/api/v1/events?${query}`, headers: BEARER })).status, 200);
+      assert.equal(both.backend.seen.at(-1)!.url, `/api/v1/events?account=${own}`);
+    }
+  });
+});
