@@ -2341,7 +2341,8 @@ const PATH_HINTS: Hints = [
 
 /** The problem for a target that is not on an allowlist. Setup comes first, so that it does not reveal its routes. */
 function refusalOfRoute({ allow }: Token, { method, route, segments, isSendByGet }: Target) {
-  if (SETUP_PREFIXES.has(prefixOf(segments)) && !allow.groups.has('setup')) {
+  const isSetup = route ? route.group === 'setup' : SETUP_PREFIXES.has(prefixOf(segments));
+  if (isSetup && !allow.groups.has('setup')) {
     // Never the word "setup": it opens far more than this client needs.
     const advice = `, or name it in "allow": "${route && patternOf(route)}".`;
     return new Problem('setup_blocked', undefined, {
@@ -3895,30 +3896,34 @@ const ONE_SEND = 'one send goes to phone numbers and UUIDs, or to user names, or
 // So the gateway reads the call, checks it, and writes it anew.
 
 /** Those to whom a message goes. */
-const RECIPIENTS = 'account recipient groupId username noteToSelf';
+const RECIPIENTS = 'account recipient[] groupId[] username[] noteToSelf';
 
 /**
- * The methods of signal-cli 0.14.6 by group, with their parameters in camel case and in the singular. After `*`, the
- * parameters are not known here, so the method is closed to a token with `senders` or `recipients`. What names a file
- * of the daemon's machine, other than `attachment`, is left out, and so is each method that has no place here.
+ * The methods of signal-cli 0.14.6 by group, with their parameters in camel case and in the singular; `[]` is a list.
+ * A method with `*` is closed to a token with `senders` or `recipients`, and with `*` alone it takes any parameters.
+ * What names a file of the daemon's machine, other than `attachment` and `id`, is left out, and so are the methods that
+ * change groups.
  */
 const CALLS = Object.entries<NodeJS.Dict<string>>({
   info: { version: '' },
   send: {
-    send: `${RECIPIENTS} notifySelf message attachment mention textStyle quoteTimestamp quoteAuthor quoteMessage ` +
-      'quoteMention quoteTextStyle previewUrl previewTitle previewDescription sticker viewOnce editTimestamp noUrgent ' +
+    send:
+      `${RECIPIENTS} notifySelf message attachment[] mention[] textStyle[] quoteTimestamp quoteAuthor quoteMessage ` +
+      'quoteMention[] quoteTextStyle[] previewUrl previewTitle previewDescription sticker viewOnce editTimestamp noUrgent ' +
       'voiceNote',
   },
   messaging: {
     sendReaction: `${RECIPIENTS} emoji targetAuthor targetTimestamp remove`,
-    sendTyping: 'account recipient groupId stop',
-    sendReceipt: 'account recipient targetTimestamp type',
+    sendTyping: 'account recipient[] groupId[] stop',
+    sendReceipt: 'account recipient targetTimestamp[] type',
     remoteDelete: `${RECIPIENTS} targetTimestamp`,
-    sendPollCreate: `${RECIPIENTS} notifySelf question option noMulti`,
-    sendPollVote: `${RECIPIENTS} notifySelf pollAuthor pollTimestamp option voteCount`,
+    sendPollCreate: `${RECIPIENTS} notifySelf question option[] noMulti`,
+    sendPollVote: `${RECIPIENTS} notifySelf pollAuthor pollTimestamp option[] voteCount`,
     sendPollTerminate: `${RECIPIENTS} notifySelf pollTimestamp`,
-    listGroups: 'account groupId detailed',
-    getAttachment: '*', // as on REST: those of all accounts
+    sendPinMessage: `${RECIPIENTS} notifySelf targetAuthor targetTimestamp pinDuration`,
+    sendUnpinMessage: `${RECIPIENTS} notifySelf targetAuthor targetTimestamp`,
+    listGroups: 'account groupId[] detailed',
+    getAttachment: '* account id', // those of all accounts
     getUserStatus: '*',
     listStickerPacks: '*',
   },
@@ -3931,7 +3936,14 @@ const CALLS = Object.entries<NodeJS.Dict<string>>({
     ),
   },
 }).flatMap(([group, methods]) =>
-  Object.entries(methods).map(([method, parameters = '']) => ({ group, method, parameters: parameters.split(' ') }))
+  Object.entries(methods).map(([method, row = '']) => {
+    const words = row.split(' ').filter((word) => word !== '' && word !== '*');
+    /** Whether each is a list; undefined if there may be any. */
+    const parameters = row === '*'
+      ? undefined
+      : new Map(words.map((word) => [word.replace('[]', ''), word.endsWith('[]')]));
+    return { group, method, isForAll: !row.startsWith('*'), parameters };
+  })
 );
 
 type Call = (typeof CALLS)[number];
@@ -3970,46 +3982,50 @@ function checkCall(exchange: Exchange, method: unknown, params: JsonObject) {
   exchange.call = call;
   const refusal = refusalOfMethod(token, call);
   if (refusal) throw refusal;
-  if (call.parameters[0] === '*') return;
+  const { parameters } = call;
+  if (!parameters) return;
 
   const values = new Map<string, unknown>();
   for (const [name, value] of Object.entries(params)) {
-    const parameter = parameterOf(call, name);
+    const parameter = parameterOf(parameters, name);
     if (values.has(parameter)) throw badField(parameter, 'may be given only once, under one of its names');
     if (value !== null) values.set(parameter, value);
   }
   const account = values.get('account');
   if (account !== undefined && typeof account !== 'string') throw badField('account', 'must be text');
-  if (call.parameters.includes('account')) {
+  if (parameters.has('account')) {
     if (token.senders && account === undefined) {
       throw badField('account', 'must name the sending account, because this token may not use all of them');
     }
     checkFieldsOf(exchange, [{ key: 'number', value: account }]);
   }
   for (const [parameter, value] of values) {
-    for (const each of [value].flat()) checkParameter(exchange, parameter, each, account);
+    const isList = parameters.get(parameter)!;
+    for (const each of isList ? [value].flat() : [value]) checkParameter(exchange, parameter, each, account);
   }
 }
 
 /** The problem if a token may not use a method. */
-function refusalOfMethod({ allow, senders, recipients }: Token, { group, method, parameters }: Call) {
+function refusalOfMethod({ allow, senders, recipients }: Token, { group, method, isForAll }: Call) {
   if (!allow.groups.has(group)) {
     return group === 'setup' ? new Problem('setup_blocked') : withDetail(
       'endpoint_not_allowed',
       `This token may not call ${method}; the word "${group}" in its "allow" opens it.`,
     );
   }
-  if (parameters[0] !== '*' || (!senders && !recipients)) return undefined;
+  if (isForAll || (!senders && !recipients)) return undefined;
   const sentence = `Only a token without "senders", "recipients" and "defaults" may call ${method}.`;
   return withDetail('endpoint_not_allowed', sentence, 'method_without_account');
 }
 
-/** The parameter for which a name stands: signal-cli also reads `group-id`, `groupIds` and the like. */
-function parameterOf({ parameters }: Call, name: string) {
+/** The parameter for which a name stands: signal-cli reads a list also as `group-id`, `groupIds` or `group-ids`. */
+function parameterOf(parameters: ReadonlyMap<string, boolean>, name: string) {
   const camel = name.replace(/-([a-z])/g, (_, letter: string) => letter.toUpperCase());
-  const parameter = [camel, camel.replace(/s$/, '')].find((each) => parameters.includes(each));
-  const shown = /^[a-z][\w-]*$/i.test(name) ? nameToShow(name) : '…';
-  return parameter || raise(badField(shown, 'is unknown to the gateway for this method'));
+  if (parameters.has(camel)) return camel;
+  const singular = camel.replace(/s$/, '');
+  if (parameters.get(singular)) return singular;
+  const shown = /^[a-z][\w-]*$/i.test(name) ? nameToShow(name) : '…'; // it may be a phone number by mistake
+  throw badField(shown, 'is unknown to the gateway for this method');
 }
 
 /** Checks a value of a parameter, as of a field of the backend that means the same. */
@@ -4020,9 +4036,11 @@ function checkParameter(exchange: Exchange, parameter: string, value: unknown, a
     if (typeof value !== 'boolean') throw badField(parameter, 'must be true or false');
     if (value) checkRecipient(account ?? raise(badField('account', 'must be named with "noteToSelf"')));
   }
-  if (!['recipient', 'groupId', 'username', 'attachment'].includes(parameter)) return;
+  if (!['recipient', 'groupId', 'username', 'attachment', 'id'].includes(parameter)) return;
   if (typeof value !== 'string') throw badField(parameter, 'must be text');
-  if (parameter === 'attachment') {
+  if (parameter === 'id') {
+    if (!/^[\w-]+(?:\.[\w-]+)*$/.test(value)) throw badField(parameter, 'must be the "id" of an attachment');
+  } else if (parameter === 'attachment') {
     if (!value.startsWith('data:')) throw badField(parameter, "must be a data URI, not a file of the daemon's machine");
     const mistake = mistakeInAttachment(value.slice(0, TEXT_LIMIT_BYTES));
     if (mistake) throw badField(parameter, mistake);
@@ -6643,6 +6661,9 @@ interface Client {
  */
 const OF_BOTS = ['messaging', 'info', 'GET /v1/attachments/:attachment'];
 
+/** What agents need that speak to signal-cli's daemon. */
+const OF_AGENTS = ['messaging', 'info'];
+
 const BOT: Client = {
   allow: OF_BOTS,
   methods: ['bearer', 'basic'],
@@ -6726,6 +6747,21 @@ API token  {{secret}}`,
     methods: ['path'], // it refuses a user in its URL, and has no setting for a header
     names: 'itself',
     line: 'url: {{url}}/@auth={{secret}}',
+  },
+  'openclaw-daemon': {
+    allow: OF_AGENTS,
+    methods: ['path'],
+    names: 'itself',
+    repliesToUuids: true,
+    line: 'url: {{url}}/@auth={{secret}}',
+  },
+  'hermes': {
+    allow: OF_AGENTS,
+    methods: ['basic'],
+    names: 'itself',
+    repliesToUuids: true,
+    line: `SIGNAL_HTTP_URL={{scheme}}://api:{{secret}}@{{host}}
+SIGNAL_ACCOUNT={{number}}`,
   },
   'bot': BOT,
   'signalbot': BOT,
@@ -7175,6 +7211,20 @@ const SIGNAL_HINTS: Hints = [
   ],
 ];
 
+/** A send as signal-cli's daemon takes it. */
+function callFor(account: string, recipients: readonly string[], message: string) {
+  const others = recipients.filter((id) => !isGroupId(id));
+  const isName = (id: string) => kindOf(id) === 'a user name';
+  const params = {
+    account,
+    message,
+    recipient: others.filter((id) => !isName(id)),
+    username: others.filter(isName),
+    groupId: recipients.filter(isGroupId).map((id) => atob(id.slice('group.'.length))),
+  };
+  return JSON.stringify({ jsonrpc: '2.0', method: 'send', params, id: 1 });
+}
+
 /** The longest time that a timer can have: `test` waits as long as `backend.timeout` says. */
 const TIMER_LIMIT_MS = 2 ** 31 - 1;
 
@@ -7204,13 +7254,18 @@ async function testToken(settings: Settings, name: string, word: string | undefi
   const recipients = word === undefined ? own : [word];
   const message = 'Test of the gateway';
   const body = checkMessage(token, { message, ...token.defaults, number: account, recipients });
-  const { status, text } = await callBackend(settings, '/v2/send', { method: 'POST', body }, TIMER_LIMIT_MS);
+  const post = (path: string, json: string | Buffer<ArrayBuffer>) =>
+    callBackend(settings, path, { method: 'POST', body: json }, TIMER_LIMIT_MS);
+  const answer = await post('/v2/send', body);
+  const isDaemon = answer.status === 404;
+  const { status, text } = isDaemon ? await post('/api/v1/rpc', callFor(account, recipients, message)) : answer;
   const sentence = `from ${account} to ${joinFirst(recipients, ', ')}: the backend answers ${status} ${
     showAnswer(text)
   }`;
-  // Newer backends answer 201 although some recipients got nothing, and name them in "errors".
+  // Newer backends answer 201 although some recipients got nothing, and name them in "errors". The daemon answers 200.
   const [first] = [parseAnswer(text)].flat();
-  const isSent = status === 201 && isObject(first) && first.errors === undefined;
+  const isSent = isObject(first) &&
+    (isDaemon ? status === 200 && isObject(first.result) : status === 201 && first.errors === undefined);
   if (!isSent) throw new Failure(`${sentence}${hintForAnswer(status, text, sentence)}`);
   return `${sentence}\nLook at the phone: it shows "${message}".`;
 }
@@ -7631,12 +7686,22 @@ async function askOnce(core: Core): Promise<Asked> {
       'Connection': 'close',
       ...commandHeaders(authorization),
     };
-    const request = { ...options, path: `${prefix}/v1/about`, headers };
-    const outgoing = await connect(asking, request, Math.min(connectTimeoutMs, ASK_TIMEOUT_MS));
-    const [response] = await once(outgoing.end(), 'response') as [IncomingMessage];
+    const ask = async (path: string) => {
+      const request = { ...options, path: `${prefix}${path}`, headers };
+      const outgoing = await connect(asking, request, Math.min(connectTimeoutMs, ASK_TIMEOUT_MS));
+      const [response] = await once(outgoing.end(), 'response') as [IncomingMessage];
+      return response;
+    };
+    const response = await ask('/v1/about');
     const status = response.statusCode!;
     // A proxy in front of a backend that is still starting.
     if (status === 502 || status === 503 || status === 504) return failed('silent', `status ${status}`);
+    if (status === 404) {
+      asking.underway?.destroy();
+      const isDaemon = (await ask('/api/v1/check')).statusCode === 200;
+      upstream.isAwaited = false;
+      if (isDaemon) return { kind: 'answers', fields: { mode: 'signal-cli daemon' } };
+    }
     upstream.isAwaited = false;
     if (status < 200 || status > 299) return failed('wrong', `status ${status}`);
     const about = await readAnswer(response).then(parseAnswer, () => undefined);

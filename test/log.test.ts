@@ -246,7 +246,7 @@ ${
 
   /** The fields of a request's log line: those that the gateway makes, and those whose text a client has written. */
   const LINE_FIELDS = {
-    own: 'requestId client method route token auth status code reason detail bytesIn bytesOut ms'.split(' '),
+    own: 'requestId client method route call token auth status code reason detail bytesIn bytesOut ms'.split(' '),
     written: ['origin'],
   };
 

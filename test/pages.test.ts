@@ -119,9 +119,9 @@ suite('pages', SIDE_BY_SIDE, () => {
       const [, cell] = rows.find(([known]) => known === group)!;
       const named = groupsOf(cell, /`((?:[A-Z]+ )?\/[^`]*)`/g);
       // A single route, or the first segments of all routes below them.
-      const [, base] = /^(\/swagger|\/\w+\/[\w-]+)/.exec(named[0]!) ?? [];
+      const [, base] = /^(\/\w+\/[\w-]+)/.exec(named[0]!) ?? [];
       const prefixes = listed.map((route) =>
-        /(\/swagger|\/metrics|\/\w+\/[\w-]+)/.exec(route)?.[1] ??
+        /(\/api\/v1\/\w+|\/metrics|\/\w+\/[\w-]+)/.exec(route)?.[1] ??
           assert.fail(`${route} has a new shape: say here what the page calls it`)
       );
       const wanted = [...new Set(base ? prefixes : listed)];

@@ -62,7 +62,12 @@ suite('rules', SIDE_BY_SIDE, () => {
     });
     const others = KNOWN_ROUTES.filter((route) => !found.includes(route));
     const own = others.map(({ method, template, facts }) => [method, template, ...facts].join(' '));
-    assert.deepEqual(own, ['GET /metrics no-slot'], `the rows of ROUTES in gateway.ts that ${list} lacks`);
+    const daemon = [
+      'GET /api/v1/check no-slot no-account',
+      'GET /api/v1/events no-slot query-account',
+      'POST /api/v1/rpc any-body to-groups to-names same-members no-account waits',
+    ];
+    assert.deepEqual(own, [...daemon, 'GET /metrics no-slot'], `the rows of ROUTES in gateway.ts that ${list} lacks`);
     const wrong = ROUTES.flatMap(({ method, path, facts }, i) =>
       difference(`the row of ${method} ${path} in ROUTES`, found[i]!.facts, list, facts)
     );
@@ -144,8 +149,8 @@ suite('rules', SIDE_BY_SIDE, () => {
 
   const NO_ENDPOINTS = `
   * bearer → 404 unknown_endpoint | Allow:
-  POST / → route=/ ;; POST /send → route=/send | "POST to /v2/send" ;; POST /api/v2/send → route=/*/v2/send
-  POST /api/v1/rpc → route=/*/v1/* ;; GET /v1/receive/${FROM}/x → route=/v1/receive/*/*
+  POST / → route=/ ;; POST /send → route=/send | "POST to /v2/send" ;; POST /api/v2/send → route=/api/v2/send
+  POST /api/v2/rpc → route=/api/v2/rpc ;; GET /v1/receive/${FROM}/x → route=/v1/receive/*/*
   GET /${'v1/'.repeat(3000)} → route=/v1${'/v1'.repeat(7)}
   * bearer → 405 method_not_allowed
   GET /v2/send → Allow: POST | route=/v2/send | "This endpoint accepts POST, but not GET. To send by GET, a token needs \\"GET /v2/send\\" in its \\"allow\\", and \\"defaults\\" or \\"message\\".","
@@ -209,7 +214,7 @@ suite('rules', SIDE_BY_SIDE, () => {
   table('the default allows sending and info, and nothing more', {})`
     * bearer → 200
     GET /v1/about ;; GET /v1/health → 204 ;; ${HELLO} → 201 ;; POST /v1/send | ${HELLO} → 201
-    GET /v1/receive/${FROM} → 403 ;; GET /v1/attachments → 403 ;; POST /api/v1/rpc | {} → 404 ;; GET / → 404`;
+    GET /v1/receive/${FROM} → 403 ;; GET /v1/attachments → 403 ;; POST /api/v1/rpc | {} → 403 ;; GET / → 404`;
 
   test('a lower-case method, TRACE and CONNECT never reach the backend', async (t) => {
     const { backend, gateway } = await startBoth(t, { allow: ['* /*', 'send', 'info'] });
