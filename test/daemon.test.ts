@@ -1,15 +1,18 @@
 /** Calls of signal-cli's own daemon: its methods and parameters are closed unless they are known. */
 
+import http from 'node:http';
 import { suite } from 'node:test';
 import { jsonIn } from './answers.ts';
-import { assert, requests } from './assertions.ts';
-import { type Handler, startBackend } from './backend.ts';
+import { assert, linesOf, requests, until } from './assertions.ts';
+import { type Handler, serve, startBackend } from './backend.ts';
 import { type Ask, ask } from './client.ts';
 import { tokens } from './configs.ts';
+import { fileWith } from './files.ts';
 import { CALLS } from './gateway.ts';
 import { SIDE_BY_SIDE, test, type TestContext } from './guard.ts';
-import { BEARER, FROM, GROUP, INTERNAL_ID, SECRET, STRANGER, TO } from './samples.ts';
-import { type Both, startGateway } from './start.ts';
+import { answerAll, send, settled, startHeld } from './held.ts';
+import { BEARER, FROM, GROUP, INTERNAL_ID, OTHER, SECRET, STRANGER, THIRD, TO } from './samples.ts';
+import { type Both, cli, startGateway, startProcess } from './start.ts';
 
 const NAME = 'ann.01';
 const LISTED = { senders: [FROM], recipients: [TO, GROUP, NAME] };
@@ -315,6 +318,69 @@ suite('daemon', SIDE_BY_SIDE, () => {
       JSON.stringify(both.backend.seen.map(({ body, ...each }) => [each, `${body}`])),
       /correct-horse/,
     );
+  });
+
+  test('the start knows the daemon, and test sends through it, to each recipient under its own name', async (t) => {
+    const calls: unknown[] = [];
+    const answers = ['{"result":{"timestamp":1},"id":1}', '{"error":{"code":-1,"message":"Unregistered user"},"id":1}'];
+    const daemon = http.createServer((req, res) => {
+      req.toArray().then((chunks) => {
+        if (req.url === '/api/v1/check') return void res.end();
+        if (req.url !== '/api/v1/rpc') return void res.writeHead(404).end();
+        calls.push(jsonIn(Buffer.concat(chunks).toString()));
+        res.end(answers[calls.length - 1]);
+      }, () => {});
+    });
+    const backend = { url: await serve(t, daemon) };
+    const gateway = await startProcess(t, { backend });
+    await until(() => linesOf(gateway, /^the backend answers/).length === 1);
+    assert.equal(linesOf(gateway, /^the backend answers/)[0]!.mode, 'signal-cli daemon');
+
+    const hermes = { secret: SECRET, allow: ['messaging'], ...LISTED };
+    const file = fileWith(t, { backend, tokens: { hermes } });
+    const good = await cli(['--config', file, 'test', 'hermes', GROUP]);
+    assert.equal(good.code, 0, good.stderr);
+    assert.match(good.stdout, /the backend answers 200 .*Look at the phone/s);
+    const bad = await cli(['--config', file, 'test', 'hermes', NAME]);
+    assert.deepEqual([bad.code, bad.stdout], [1, '']);
+    assert.match(bad.stderr, /the backend answers 200 .*Unregistered user/);
+    const refused = await cli(['--config', file, 'test', 'hermes', STRANGER]);
+    assert.match(refused.stderr, /may not send to one of these recipients/);
+    const params = { account: FROM, message: 'Test of the gateway', recipient: [], username: [], groupId: [] };
+    assert.deepEqual(calls, [
+      { jsonrpc: '2.0', method: 'send', params: { ...params, groupId: [INTERNAL_ID] }, id: 1 },
+      { jsonrpc: '2.0', method: 'send', params: { ...params, username: [NAME] }, id: 1 },
+    ]);
+  });
+
+  test('a call that waits for its slot is refused if a reload takes its method, its account or its recipient', async (t) => {
+    const allow = ['messaging', 'info'];
+    for (
+      const [after, outcome] of [
+        [{ ...LISTED, allow: ['info'] }, '403 endpoint_not_allowed'],
+        [{ ...LISTED, allow, recipients: [NAME] }, '403 recipient_not_allowed'],
+        [{ ...LISTED, allow, senders: [THIRD] }, '403 sender_not_allowed'],
+        [{ ...LISTED, allow, recipients: [TO] }, '201 undefined'],
+      ] as const
+    ) {
+      const { backend, gateway } = await startHeld(t, 1);
+      const use = (token: object): void =>
+        gateway.reload({ ...tokens(token, {}), backend: { url: backend.url, wait: '0', parallel: 1, timeout: '1h' } });
+      use({ allow, ...LISTED });
+      const first = send(gateway, 'holds the slot', OTHER);
+      await until(() => backend.acting === 1);
+      const waiting = ask(gateway, callOf('send', SEND));
+      for (let i = 0; i < 3; i++) await settled(gateway);
+      use(after);
+      await answerAll(backend, [first]);
+      if (outcome.startsWith('201')) {
+        await until(() => backend.acting > 0);
+        backend.answer();
+      }
+      const { status, json } = await waiting;
+      assert.equal(`${status} ${json.code}`, outcome);
+      assert.equal(backend.seen.length, outcome.startsWith('201') ? 2 : 1);
+    }
   });
 
   test('events of a token with senders name one account of its list, however the query is written', async (t) => {
