@@ -421,7 +421,7 @@ suite('browsers', SIDE_BY_SIDE, () => {
       [`/v2/send | ${names}: authorization,content-type`, 'authorization, content-type'],
       [`/v2/send | ${names}: X-Request-Id, Authorization ,accept`, 'authorization, accept, x-request-id'],
       [`/v2/send | ${names}: accept-language | ${names}: content-language`, 'accept-language, content-language'],
-      [`/v2/send | ${names}: authorization,x-forwarded-for,cookie,*`, 'authorization'],
+      [`/v2/send | ${names}: authorization,x-forwarded-for,cookie,range,content-encoding,expect,*`, 'authorization'],
       ...[`/v2/send | ${names}: x-other`, ...targets].map((row): [string, string] => [row, '']),
     ];
     const methods = 'Access-Control-Allow-Methods: GET, POST, PUT, PATCH, DELETE';
