@@ -901,6 +901,16 @@ suite('rate', SIDE_BY_SIDE, () => {
     assert.equal(limiter.take('b', { ...rate, count: 1 }, 20_000), 0, 'however often it is checked meanwhile');
   });
 
+  test('RateLimiter: of 10,000 keys the least recently used one makes room, not the oldest one that is in use', () => {
+    const limiter = new RateLimiter();
+    const isTaken = (key: string): boolean => limiter.take(key, { count: 1, perMs: 3_600_000 }, 0) === 0;
+    for (let i = 0; i < 10_000; i++) assert.ok(isTaken(`key ${i}`), `key ${i} is new`);
+    assert.equal(isTaken('key 0'), false, 'it is kept, and used');
+    assert.ok(isTaken('one more'), 'one more is new');
+    assert.equal(isTaken('key 0'), false, 'the oldest is still limited');
+    assert.ok(isTaken('key 1'), 'the least recently used one was dropped');
+  });
+
   test("a token's refusals are 30 log lines a minute for each code, then at debug level, with one warning a minute about it", async (t) => {
     const { both: { gateway, backend }, clock, asks } = await startClocked(t, tokens({}, {}));
     const warned = () => linesOf(gateway, /^further refusals of a token are logged at debug level$/);
