@@ -83,6 +83,8 @@ suite('messages', SIDE_BY_SIDE, () => {
   const SPACES = ' '.repeat(150);
   // Short without what is not seen, so no cut of a long name may lose it.
   LOST.push(...[`recipients${SPACES}${SPACES}`, `${SPACES}number${SPACES}`].map((name) => `"${name}":"a.01"`));
+  // What stands before or behind the field may be as long as it likes.
+  LOST.push(...[`${'a'.repeat(250)};recipients`, `recipients[${'a'.repeat(250)}]`].map((name) => `"${name}":"a.01"`));
 
   // JSON.parse takes the last of two, and null counts as absent: the message would go to the default.
   const LOST_TWICE = listed`
