@@ -554,10 +554,17 @@ suite('rules', SIDE_BY_SIDE, () => {
     ${NO_IDS.map((id) => `POST ${GROUPS}/${id}/pin-message | {"target_author":"${TO}","timestamp":1}`)}
     ${NO_IDS.map((id) => `GET ${GROUPS}/${id}`)}`;
 
+  table('a send must name its account if its token has senders, with recipients or without', { allow: ['send'] })`
+    * bearer | @ {"senders":["${FROM}"]} → 400 bad_field | "must name the sending account"
+    * bearer | @ {"senders":["${FROM}"],"recipients":["${TO}"]} → 400 bad_field | "must name the sending account"
+    {"message":"x","recipients":["${TO}"]} ;; {"message":"x","recipients":["${TO}"],"number":null}
+    POST /v1/send | {"message":"x","recipients":["${TO}"]}`;
+
   // With is_group, /v1/send decodes a recipient and passes the result to signal-cli as the argument of -g.
+  const OPTIONS = 'LS11c2VybmFtZT1ldmlsLjAx LQ== LWE= LcOp Lf8='.split(' '); // the last two have no ASCII after "-"
   table('attack: smuggle an option through /v1/send', { allow: ['send'] })`
     * POST /v1/send | bearer → 400 bad_field
-    ${['LS11c2VybmFtZT1ldmlsLjAx', 'LQ==', 'LWE='].map((id) => `{${SAID},"recipients":["${id}"],"is_group":true}`)}`;
+    ${OPTIONS.map((id) => `{${SAID},"recipients":["${id}"],"is_group":true}`)}`;
 
   table("a group's internal_id as a recipient is 400, and the error names the id to use", { allow: ['messaging'] })`
     * bearer → 400 bad_field | " holds a group's "internal_id"; its "id" is needed, which is "group.…"."
