@@ -53,6 +53,7 @@ suite('relay', SIDE_BY_SIDE, () => {
 
   test('hop-by-hop headers are removed both ways, and so are headers that only the gateway may set', async (t) => {
     const back = `Connection: X-Hop-Back | X-Hop-Back: secret | Keep-Alive: timeout=1 | Proxy-Authenticate: Basic |
+    Proxy-Authentication-Info: x | Proxy-Connection: close |
     Upgrade: h2c | X-End: to end | Set-Cookie: a=1 | Set-Cookie: b=2; Path=/ | X-Request-Id: its own | Content-Length: 2`;
     const backend = await startBackend(t, (_, res) => {
       res.writeHead(200, barred(back).flatMap((field) => field.split(': '))).end('{}');
@@ -63,7 +64,7 @@ suite('relay', SIDE_BY_SIDE, () => {
     Forwarded: for=1.2.3.4 | X-Forwarded-For: 1.2.3.4 | X-Forwarded-Host: evil | X-Forwarded-Proto: https |
     X-Forwarded-Prefix: /evil | X-Real-IP: 1.2.3.4 | X-Request-Id: forged | Accept-Encoding: gzip | X-End: to end |
     Cookie: c=3 | Referer: http://gateway/x | X-Original-URL: /x | X-Original-Anything: x | X-Rewrite-URL: /x |
-    X-Envoy-Original-Path: /x | User-Agent: test/1`;
+    X-Envoy-Original-Path: /x | User-Agent: test/1 | HTTP2-Settings: AAMAAABk`;
     const response = await rawRequest(gateway, '/v1/about', { headers: barred(sent) });
     const { 'x-request-id': id, ...headers } = backend.seen[0]!.headers;
     for (const name of ['connection', 'accept-language', 'sec-fetch-mode', 'accept']) delete headers[name]; // a runtime's
@@ -71,7 +72,7 @@ suite('relay', SIDE_BY_SIDE, () => {
     const added = { 'x-forwarded-for': '127.0.0.1', 'x-forwarded-host': 'gateway', 'x-forwarded-proto': 'http' };
     assert.deepEqual(headers, { host: `${backend.host}:${backend.port}`, ...kept, ...added });
     assert.equal(id, requests(gateway)[0].requestId);
-    assert.doesNotMatch(response, /x-hop-back|proxy-authenticate|upgrade|timeout=1|its own/i);
+    assert.doesNotMatch(response, /x-hop-back|proxy-|upgrade|timeout=1|its own/i);
     assert.match(response, /\r\nset-cookie: a=1\r\nset-cookie: b=2; Path=\/\r\n/i);
     for (const field of [/\r\nx-end: to end\r\n/i, /\r\ncontent-length: 2\r\n/i]) assert.match(response, field);
   });
