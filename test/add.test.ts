@@ -914,6 +914,11 @@ suite('test', SIDE_BY_SIDE, () => {
       [[201, partial], 'UNREGISTERED_FAILURE"}]}}]; +1555… is a number of the examples'],
       [[200, '<html>'], 'answers 200 <html>; correct backend.url'],
       [[500, ''], "answers 500 an empty body; the backend's own log says why"],
+      // A message goes nowhere else, whatever the backend says.
+      [
+        (res: http.ServerResponse) => void res.writeHead(307, { location: '/elsewhere' }).end(),
+        'answers 307 an empty body; correct backend.url',
+      ],
       [hangs, 'did not answer (timeout): '],
       [hangs, '; the message may have been sent'],
       [(res: http.ServerResponse) => void res.destroy(), '; the message may have been sent'],
