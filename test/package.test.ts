@@ -248,7 +248,7 @@ suite('module', SIDE_BY_SIDE, () => {
       text.replace(/\s+/g, ' ').replace(', }', ' }')
     );
     assert.deepEqual(exported, [
-      'export { BodyScan, ConfigError, createGateway, loadSettings, METHOD_NAMES, Metrics, parseTarget, RateLimiter, ROUTES, run, Template };',
+      'export { BodyScan, CALLS, ConfigError, createGateway, loadSettings, METHOD_NAMES, Metrics, parseTarget, RateLimiter, ROUTES, run, Template };',
       'export type { Gateway, GatewayConfig, GatewayOptions, TokenConfig };',
     ]);
   });

@@ -84,6 +84,23 @@ suite('parser', SIDE_BY_SIDE, () => {
     assert.equal(statusOf(await raw(gateway, bytesOf('GET /v1/about HTTP/1.0 | bearer'))), 200);
   });
 
+  test('attack: a body in chunks of one byte is cut off after a thousand; chunks of a usual length are not', async (t) => {
+    const { backend, gateway } = await startBoth(t);
+    const chunked = (pieces: string[]): string =>
+      `POST /v2/send HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n` +
+      pieces.map((piece) => `${piece.length.toString(16)}\r\n${piece}\r\n`).join('') + '0\r\n\r\n';
+    const few = HELLO + ' '.repeat(900 - HELLO.length);
+    const piecesOf = (text: string, length: number): string[] => text.match(new RegExp(`.{1,${length}}`, 'gs'))!;
+    assert.equal(statusOf(await raw(gateway, chunked(piecesOf(few, 1)))), 201);
+    assert.equal(statusOf(await raw(gateway, chunked(piecesOf(HELLO + ' '.repeat(60_000), 20)))), 201);
+    assert.equal(backend.seen.length, 2);
+    const { socket, text } = open(t, gateway, chunked(piecesOf(HELLO + ' '.repeat(20_000), 1)));
+    socket.on('error', () => {});
+    await closed(socket);
+    assert.equal(text(), '');
+    assert.equal(backend.seen.length, 2);
+  });
+
   // The 400 replaced the response that was due, or the rest of it.
   test('bytes that the HTTP parser refuses after a request in progress do not affect its response', async (t) => {
     const { backend, gateway, finish } = await startHolding(t, { allow: ['* /v1/about'] });

@@ -458,11 +458,13 @@ suite('what runs ends with its token', SIDE_BY_SIDE, () => {
       [lists([FROM, THIRD], [TO]), lists([THIRD], [TO]), 403, 'sender_not_allowed'],
       [lists([FROM], [TO, THIRD]), lists([FROM], [TO, GROUP]), 201],
       [lists([FROM], [TO]), {}, 201],
+      [lists([FROM], [TO]), lists([FROM], [TO]), 201],
       [{}, lists([FROM], [TO]), 403, 'sender_not_allowed'],
       [{}, { recipients: [TO] }, 403, 'recipient_not_allowed'],
       [{ defaults: DEFAULTS }, { defaults: { ...DEFAULTS, recipients: [THIRD] } }, 403, 'recipient_not_allowed'],
       [{ defaults: DEFAULTS }, { defaults: DEFAULTS, recipients: [TO, THIRD] }, 201],
       [lists([FROM], [GROUP]), lists([FROM], ['group.*']), 201, undefined, GROUP],
+      [lists([FROM], ['group.*']), lists([FROM], [GROUP]), 201, undefined, GROUP],
       [lists([FROM], [TO]), lists([FROM], ['group.*']), 403, 'recipient_not_allowed'],
     ];
 
@@ -489,6 +491,33 @@ suite('what runs ends with its token', SIDE_BY_SIDE, () => {
       assert.deepEqual([small.status, small.json.code, large], [status, code, status], JSON.stringify([before, after]));
       const isThere = status === 201 ? ['holds the slot', 'waits', ...upload ? ['large'] : []] : ['holds the slot'];
       assert.deepEqual(arrived(backend).sort(), isThere.sort());
+    }
+  });
+
+  test('a call with the account in its path, and one to a group, wait for their slot through a reload that still allows them', async (t) => {
+    for (const [recipients, after] of [[[TO], [TO]], [['group.*'], [GROUP]]]) {
+      const { backend, gateway } = await startHeld(t, 1);
+      const use = (own: string[]): void =>
+        gateway.reload({
+          ...tokens({ allow: ['messaging'], ...lists([FROM], own) }, {}),
+          backend: { url: backend.url, wait: '0', parallel: 1, timeout: '1h' },
+        });
+      use(recipients!);
+      const first = send(gateway, 'holds the slot', OTHER);
+      await until(() => backend.acting === 1);
+      const reaction = {
+        recipient: recipients![0] === TO ? TO : GROUP,
+        reaction: 'x',
+        target_author: TO,
+        timestamp: 1,
+      };
+      const waiting = ask(gateway, { path: `/v1/reactions/${FROM}`, body: reaction, headers: BEARER });
+      for (let i = 0; i < 3; i++) await settled(gateway);
+      use(after!);
+      await answerAll(backend, [first]);
+      await until(() => backend.acting > 0);
+      backend.answer();
+      assert.equal((await waiting).status, 201);
     }
   });
 

@@ -326,6 +326,8 @@ suite('rules', SIDE_BY_SIDE, () => {
   }
     {"quote_mentions":[[{"name":1}]],${HELLO.slice(1)} ;; {"base64_thumbnail":"x",${HELLO.slice(1)}
     POST /v1/groups/${FROM} | {"name":"x","permissions":{"add_members":"only-admins","x":1}}
+    # The fields that are checked in a body are no parameters.
+    POST /v2/send?recipients=%2B15559999999 | ${HELLO} ;; POST /v2/send?Recipient%73=x | ${HELLO} ;; POST /v2/send?number=x | ${HELLO}
     # In a name there may be a number or a secret.
     {"${STRANGER}":1,${HELLO.slice(1)} → "The field \"…\"" ;; {"${'x'.repeat(40)}":1,${
     HELLO.slice(1)

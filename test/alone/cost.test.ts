@@ -6,7 +6,7 @@ import { assert, groupsOf, logLines, problemsOf, until } from '../assertions.ts'
 import { startBackend } from '../backend.ts';
 import { type Ask, ask, open } from '../client.ts';
 import { ALL_METHODS, TOKEN_SETTINGS, tokens } from '../configs.ts';
-import { folder, SETTING_ROWS } from '../files.ts';
+import { fileWith, folder, SETTING_ROWS } from '../files.ts';
 import { BodyScan, createGateway, loadSettings, parseTarget } from '../gateway.ts';
 import { test } from '../guard.ts';
 import { AS_MULTIPART, BEARER, DEFAULTS, MESSAGE, MIB, OTHER, SECRET, SECRETS, URLENCODED } from '../samples.ts';
@@ -384,6 +384,35 @@ test('attack: keep everybody waiting with bodies that are dear to scan, with a t
   bytes = 0;
   await answered(20);
   assert.ok(bytes < 10 * MIB, `${bytes} bytes of uploads were scanned between 20 sends`);
+});
+
+test('attack: keep everybody waiting with sends by GET whose template repeats its sections: others are answered meanwhile', async (t) => {
+  const backend = await startBackend(t);
+  const message = '{{#a}}{{x}}{{#b}}{{x}}{{#c}}{{x}}{{/c}}{{/b}}{{/a}}';
+  const hook = { secret: SECRET, allow: ['GET /v2/send'], message, defaults: DEFAULTS };
+  const tokens = { hook, other: { secret: OTHER } };
+  const file = fileWith(t, { backend: { url: backend.url }, tokens });
+  const gateway = await startProcess(t, { args: ['--config', file] });
+  const list = (length: number): string => `[${Array(length).fill(1).join()}]`;
+  const payload = `{"a":${list(2000)},"b":${list(2000)},"c":${list(2000)}}`;
+  let [built, isOver] = [0, false];
+  const attack = (): void => {
+    const request = `GET /v2/send?payload=${payload} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${SECRET}\r\n\r\n`;
+    const { socket } = open(t, gateway, request.replaceAll('"', '%22'));
+    socket.on('close', () => {
+      built++;
+      if (!isOver) attack();
+    });
+  };
+  for (let i = 0; i < 32; i++) attack();
+  await until(() => built > 0);
+  built = 0;
+  for (let i = 0; i < 20; i++) {
+    const { status } = await ask(gateway, { body: MESSAGE, headers: { authorization: `Bearer ${OTHER}` } });
+    assert.equal(status, 201);
+  }
+  isOver = true;
+  assert.ok(built < 100, `${built} messages were built between 20 sends`);
 });
 
 /** Secrets in many shapes. Each is tried in every place of a configuration. */
