@@ -1415,6 +1415,8 @@ class Exchange {
   isBuiltMessage = false;
   /** The call that it makes at signal-cli's daemon, once it was read. */
   call: Call | undefined;
+  /** The id of that call. */
+  callId: unknown;
 
   // Further fields of the log line.
   route: string | undefined;
@@ -1712,7 +1714,14 @@ async function refuse(exchange: Exchange, thrown: unknown) {
   if (problem.code === 'client_left') exchange.status = problem.status;
   if (problem !== error) logInternalError(core, error, requestId);
   if (res.headersSent) return void req.socket.destroy();
-  const { headers, body } = problemResponse(problem, requestId, req);
+  // Not before the token is known, because every 401 is the same.
+  const isCall = exchange.token !== undefined && exchange.target?.route === RPC_ROUTE;
+  const { headers, body } = problemResponse(
+    problem,
+    requestId,
+    req,
+    isCall ? { id: exchange.callId ?? null } : undefined,
+  );
   exchange.respond(problem.status, { ...headers, ...ownHeaders(exchange) }, body);
 }
 
@@ -3990,6 +3999,7 @@ async function makeCall(exchange: Exchange, body: RequestBody) {
     }
     const { jsonrpc, method, params = {}, id } = parseJson(content).value;
     if (!isObject(params)) throw badField('params', 'must be an object');
+    exchange.callId = id;
     if (typeof id === 'number' && Math.abs(id) > Number.MAX_SAFE_INTEGER) throw badField('id', 'is too large a number');
     checkCall(exchange, method, params);
     return Buffer.from(JSON.stringify({ jsonrpc, method, params, id }));
@@ -5328,10 +5338,14 @@ async function readChunk(
 
 // #region RESPONSES
 
-/** The headers and the body of an error response. The body has the same shape for every problem. */
-function problemResponse(problem: Problem, requestId: string, req?: IncomingMessage) {
+/**
+ * The headers and the body of an error response. The body has the same shape for every problem.
+ * @param call whose answer it is: a client of JSON-RPC looks for the sentence in an object.
+ */
+function problemResponse(problem: Problem, requestId: string, req?: IncomingMessage, call?: { id: unknown }) {
   const { message, code, status, details: { allow, retryAfterMs } } = problem;
-  const body = `${JSON.stringify({ error: message, code, requestId })}\n`;
+  const error = call ? { code: -32000, message } : message;
+  const body = `${JSON.stringify({ ...call && { jsonrpc: '2.0', ...call }, error, code, requestId })}\n`;
   const headers: OutgoingHttpHeaders = {
     'Content-Type': 'application/json',
     'Content-Length': Buffer.byteLength(body),
@@ -6675,8 +6689,8 @@ interface Client {
   allow: string[];
   /** Those that its line uses, so that it works whatever the top level says. */
   methods: AuthMethod[];
-  /** Whether its sends name account and recipients, or get them from `defaults`. Absent if it never sends. */
-  names?: 'itself' | 'by defaults';
+  /** Whether its sends name account and recipients, or these alone, or get both from `defaults`. Absent if it never sends. */
+  names?: 'itself' | 'recipients' | 'by defaults';
   /** Whether it answers the people who write to it, by their UUIDs. */
   repliesToUuids?: true;
   /** What its owner copies into the client: a template (see TEMPLATES) of what `linesFor` gives. */
@@ -6791,6 +6805,13 @@ API token  {{secret}}`,
     line: `SIGNAL_HTTP_URL={{scheme}}://api:{{secret}}@{{host}}
 SIGNAL_ACCOUNT={{number}}`,
   },
+  'nanobot': {
+    allow: OF_AGENTS,
+    methods: ['basic'],
+    names: 'recipients',
+    repliesToUuids: true,
+    line: '"daemonHost": "api:{{secret}}@{{name}}", "daemonPort": {{port}}',
+  },
   'bot': BOT,
   'signalbot': BOT,
   'prometheus': {
@@ -6841,6 +6862,8 @@ async function addToken({ file, env, flags }: CommandInput, name: string, words:
   ensure(client.names !== 'by defaults' || sendsTo(ids).length <= 1, ONE_SEND);
   const lists = client.names === 'itself'
     ? { senders: [number], recipients: ids }
+    : client.names === 'recipients'
+    ? { senders: ['*'], recipients: ids }
     : { defaults: { number, recipients: ids } };
   const token = isSender ? { ...rights, ...lists } : rights;
 
@@ -6857,7 +6880,9 @@ async function addToken({ file, env, flags }: CommandInput, name: string, words:
   const where = before === undefined ? 'save the lines above as that file' : 'put the first lines into its "tokens"';
   writeConfiguration(file, before, after, where, `${block}\n${line}${advice}`);
   const path = resolve(file);
-  const may = isSender ? `may send from ${number} to ${ids.join(', ')}` : 'may read the metrics';
+  const may = isSender
+    ? `may send from ${lists.senders?.[0] === '*' ? 'any account' : number} to ${ids.join(', ')}`
+    : 'may read the metrics';
   const force = before === undefined
     ? 'The file is new: a gateway reads it when it starts.'
     : `A gateway that runs with this file accepts it in ${IN_FORCE_SECONDS} s.`;
@@ -6903,7 +6928,8 @@ function linesFor(
   const url = `${common.scheme}://${common.host}`;
   const formsOf = (recipients: readonly string[]) => ({ recipients, byComma: recipients.join(',') });
   const sends = sendsTo(ids).map((list, i) => ({ ...formsOf(list), suffix: i === 0 ? '' : `_${i + 1}` }));
-  const data = { ...common, ...formsOf(ids), url, tls: common.scheme === 'https', sends };
+  const [, name, port] = /^(.*):(\d+)$/.exec(common.host)!;
+  const data = { ...common, ...formsOf(ids), name, port, url, tls: common.scheme === 'https', sends };
   return new Template(client.line).render(data).text.trimEnd();
 }
 
@@ -7471,7 +7497,7 @@ function usage() {
   const commands = Object.entries({ '[FLAGS]': 'run', ...COMMANDS }).map(([line, does]) =>
     `  gateway.mjs ${line.padEnd(14)}${line.length < 14 ? '' : `\n${' '.repeat(28)}`} ${does}`
   );
-  const clients = `CLIENT: ${Object.keys(CLIENTS).join(', ')}.`.replace(/(?=.{78})(.{1,78}) /, '$1\n');
+  const clients = `CLIENT: ${Object.keys(CLIENTS).join(', ')}.`.replace(/(?=.{78})(.{1,78}) /g, '$1\n');
   return `signal-gateway ${VERSION}: an authenticating gateway for signal-cli-rest-api
 
 Settings, by path in the JSON file (--config, or GATEWAY_CONFIG, or else

@@ -240,7 +240,7 @@ suite('add', SIDE_BY_SIDE, () => {
       assert.deepEqual(listed, rows.map(() => config.tokens.x.allow), `"allow" of ${client} in docs/clients.md`);
       const gateway = await startGateway(t, backend, { tokens: config.tokens });
       // The address with its token in the line, or else in a header.
-      const userinfo = /:\/\/api:[\w-]+@/.test(stdout) || /-u api:/.test(stdout);
+      const userinfo = /\bapi:[\w-]+@/.test(stdout) || /-u api:/.test(stdout);
       const path = stdout.includes('/@auth=') ? `/@auth=${secret}` : '';
       const authorization = userinfo ? `Basic ${btoa(`api:${secret}`)}` : `Bearer ${secret}`;
       const own = path ? {} : signed(authorization);
@@ -260,7 +260,7 @@ suite('add', SIDE_BY_SIDE, () => {
         assert.equal(backend.seen.length, seen, 'the backend saw nothing');
       }
       // What is copied stands in the page, with its example's values. Of YAML there are the lines that name the gateway.
-      const shown = stdout.split(secret).join('TOKEN').replaceAll('HOST:8880', 'gateway:8880');
+      const shown = stdout.split(secret).join('TOKEN').replace(/\bHOST(?=:8880|", "daemonPort)/g, 'gateway');
       const [, printed] = shown.split('\n\n');
       const lines = printed!.split('\n');
       const isYaml = printed!.includes(':\n  - ');

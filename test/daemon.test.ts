@@ -14,6 +14,11 @@ import { answerAll, send, settled, startHeld } from './held.ts';
 import { BEARER, FROM, GROUP, INTERNAL_ID, OTHER, SECRET, STRANGER, THIRD, TO } from './samples.ts';
 import { type Both, cli, startGateway, startProcess } from './start.ts';
 
+interface JsonError {
+  code: number;
+  message: string;
+}
+
 const NAME = 'ann.01';
 const LISTED = { senders: [FROM], recipients: [TO, GROUP, NAME] };
 const OTHER_GROUP = Buffer.alloc(32, 7).toString('base64');
@@ -248,6 +253,25 @@ suite('daemon', SIDE_BY_SIDE, () => {
     }
     assert.equal(backend.connections, 0);
     assert.equal((await ask(gateway, callOf('getAttachment', { account: FROM, id: 'aB-3_x.png' }))).status, 200);
+  });
+
+  test('a refusal is an error of JSON-RPC too, with the id of its call; without a token it is a 401 as any other', async (t) => {
+    const { gateway } = await startDaemon(t, { allow: ['send'], ...LISTED });
+    const call = callOf('send', { ...SEND, recipient: STRANGER }, { id: 'seven' });
+    const { status, json } = await ask(gateway, call);
+    assert.deepEqual([status, json.jsonrpc, json.id, (json.error as unknown as JsonError).code], [
+      403,
+      '2.0',
+      'seven',
+      -32000,
+    ]);
+    assert.match(
+      (json.error as unknown as JsonError).message,
+      /^This token may not send to one of these recipients: a phone number/,
+    );
+    const other = await ask(gateway, { ...call, headers: {} });
+    assert.equal(other.status, 401);
+    assert.equal(typeof other.json.error, 'string');
   });
 
   test('the pattern opens every call to a token without lists, and none to one with lists', async (t) => {
