@@ -5,7 +5,7 @@
 
 import { join } from 'node:path';
 import { jsonIn } from '../answers.ts';
-import { assert } from '../assertions.ts';
+import { assert, until } from '../assertions.ts';
 import type { Handler } from '../backend.ts';
 import type { TestContext } from '../guard.ts';
 import { type Both, startBoth, startProcess } from '../process.ts';
@@ -67,6 +67,8 @@ async function reportsOf(t: TestContext, agent: Agent, messages: Message[], toke
     JSON.parse(line)
   );
   assert.equal(reports.length, messages.length, `reports\n${output}`);
+  await fetch(`http://${both.gateway.host}:${both.gateway.port}/last`);
+  await until(() => both.gateway.requests().some(({ status }) => status === 401), 'the last line of the log');
   return { ...both, reports };
 }
 
