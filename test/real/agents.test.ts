@@ -56,7 +56,11 @@ type Address = Pick<Both['gateway'], 'host' | 'port'>;
 /** Runs the agent's script with these messages. It prints a line with the report of each. */
 type Agent = (address: Address, messages: Message[]) => Promise<Result>;
 
-const HELLO: Message = { account: FROM, to: TO, text: 'The backup is done' };
+const HELLO: Message = { account: FROM, to: TO, text: '**Done:** `backup`' };
+
+/** What it makes of that text for signal-cli. */
+const SENT = 'Done: backup';
+const STYLES = ['0:5:BOLD', '6:6:MONOSPACE'];
 
 /** Starts the gateway, has an agent send these messages, and returns its reports. */
 async function reportsOf(t: TestContext, agent: Agent, messages: Message[], token: object = LISTED) {
@@ -81,9 +85,17 @@ const refusedBy = ({ gateway }: Both): string[] =>
     ),
   ].toSorted();
 
-const sendsIn = ({ backend }: Both): unknown[] =>
-  backend.seen.filter(({ url }) => url === '/api/v1/rpc').map(({ body }) => jsonIn(body.toString()))
+/** The parameters of the sends that arrived. Nothing that arrived names a stranger or the group. */
+function sendsIn({ backend }: Both): unknown[] {
+  for (const { url, body } of backend.seen) {
+    assert.ok(
+      ![STRANGER.slice(1), INTERNAL_ID, 'notes.txt'].some((each) => `${url} ${body}`.includes(each)),
+      'a refused call',
+    );
+  }
+  return backend.seen.filter(({ url }) => url === '/api/v1/rpc').map(({ body }) => jsonIn(body.toString()))
     .filter(({ method }) => method === 'send').map(({ params }) => params);
+}
 
 /** One message that its token allows, and then those that no token may send. */
 const messagesWith = (group: string, file: string): Message[] => [
@@ -143,7 +155,7 @@ real('Hermes writes to its list only, and goes on without listContacts', HERMES,
   const messages = messagesWith(`group:${INTERNAL_ID}`, programs.write('notes.txt', 'x'));
   const agent = inPython(programs, HERMES_SCRIPT);
   const both = await reportsOf(t, agent, [...messages, OF_ANOTHER_ACCOUNT]);
-  assert.deepEqual(sendsIn(both), [{ account: FROM, message: HELLO.text, recipient: [TO] }]);
+  assert.deepEqual(sendsIn(both), [{ account: FROM, message: SENT, recipient: [TO], textStyles: STYLES }]);
   assert.deepEqual(codesOfSends(both), [...REFUSALS, 'sender_not_allowed']);
   assert.deepEqual(both.reports.map(({ error }) => error), [
     null,
@@ -171,7 +183,6 @@ const NANOBOT = { pypi: ['nanobot-ai==0.3.5'] };
 
 const NANOBOT_SCRIPT = String.raw`
 import asyncio, json, sys
-from urllib.parse import urlsplit
 from loguru import logger
 from nanobot.bus.events import OutboundMessage
 from nanobot.bus.queue import MessageBus
@@ -210,7 +221,7 @@ real('nanobot writes to its list only, and never names its account', NANOBOT, as
   const agent = inPython(programs, NANOBOT_SCRIPT);
   const { senders: _, ...token } = LISTED;
   const both = await reportsOf(t, agent, messages, token);
-  assert.deepEqual(sendsIn(both), [{ message: HELLO.text, recipient: [TO] }]);
+  assert.deepEqual(sendsIn(both), [{ message: SENT, recipient: [TO], textStyle: STYLES }]);
   assert.deepEqual(codesOfSends(both), REFUSALS);
   assert.ok(both.backend.seen.some(({ url }) => url === '/api/v1/events'), 'events of all accounts');
   assert.deepEqual(refusedBy(both), [
@@ -265,7 +276,7 @@ real('OpenClaw writes to its list only, and shows no sentence', OPENCLAW, async 
     run(node, [script, `http://${host}:${port}/@auth=${SECRET}`], { input: JSON.stringify(messages) });
   const messages = messagesWith(`group:${INTERNAL_ID}`, write('notes.txt', 'x'));
   const both = await reportsOf(t, agent, [...messages, OF_ANOTHER_ACCOUNT]);
-  assert.deepEqual(sendsIn(both), [{ message: HELLO.text, account: FROM, recipient: [TO] }]);
+  assert.deepEqual(sendsIn(both), [{ message: SENT, account: FROM, recipient: [TO], 'text-style': STYLES }]);
   assert.deepEqual(codesOfSends(both), [...REFUSALS, 'sender_not_allowed']);
   const [sent, ...refused] = both.reports;
   assert.equal(sent!.error, null);
