@@ -28,6 +28,17 @@ const MESSAGING = ROWS.filter(({ group }) => group === 'messaging').map(({ metho
   `${method}${facts.includes('body') ? '{}' : ''} ${template}`
 );
 
+/** Calls of signal-cli's daemon, with the word of `allow` that opens each. */
+const CALLED: Record<string, string> = {
+  send: 'send',
+  sendTyping: 'messaging',
+  listGroups: 'messaging',
+  version: 'info',
+  startLink: 'setup',
+  listContacts: 'setup',
+  updateGroup: 'none',
+};
+
 function genCase(draw: Draw): Case {
   const tokens = Object.keys(RULE_TOKENS) as RuleToken[];
   const credential = (): Case['credentials'][number] => ({
@@ -35,7 +46,12 @@ function genCase(draw: Draw): Case {
     token: draw.chance(0.15) ? 'nobody' : draw.pick([...tokens, 'confined', 'confined', 'slow', 'free']),
   });
   return {
-    route: draw.chance(0.5) ? 'POST{} /v2/send' : draw.pick([...MESSAGING, 'GET /v1/receive/:number', 'GET /v1/about']),
+    route: draw.chance(0.5) ? 'POST{} /v2/send' : draw.pick([
+      ...MESSAGING,
+      'GET /v1/receive/:number',
+      'GET /v1/about',
+      ...Object.keys(CALLED).map((call) => `POST{} /api/v1/rpc ${call}`),
+    ]),
     credentials: draw.chance(0.7) ? [credential()] : [credential(), credential()],
     spelling: draw.below(4),
     from: draw.pick(['10.1.0.1', '10.1.9.9', '10.2.0.1', '192.0.2.1, 10.1.0.1', '10.1.0.1, 192.0.2.1', '2001:db8::1']),
@@ -74,12 +90,17 @@ const ORDER = ['bearer', 'basic', 'path', 'query', 'body'];
 
 /** Writes a case as a request. */
 function writeCase({ route, credentials, spelling, from, origin, browser, hasRange, answer, ...sent }: Case): Letter {
-  const [methods = '', template = ''] = route.split(' ');
+  const [methods = '', template = '', call] = route.split(' ');
   const method = methods.replace('{}', '');
   const values: Record<string, string> = { ':number': sent.account, ':groupid': GROUP, ':attachment': 'one.jpg' };
   let path = template.replace(/:\w+/g, (name) => values[name]!);
   if (/^\/v1\/search/.test(path)) path += `?numbers=${encodeURIComponent(sent.recipient)}`;
-  const document: Record<string, unknown> = {
+  const params = {
+    ...(call !== 'version' && { account: sent.account }),
+    ...(/^send/.test(call ?? '') && { recipient: [sent.recipient] }),
+    ...(sent.hasUnknown && { invented: 1 }),
+  };
+  const document: Record<string, unknown> = call ? { jsonrpc: '2.0', method: call, params, id: 1 } : {
     ...(template === '/v2/send' && { number: sent.account, recipients: [sent.recipient], message: 'x' }),
     ...(/members$|admins$/.test(template) && { [template.split('/').at(-1)!]: [sent.recipient] }),
     ...(methods.includes('{}') && !/send|groups/.test(template) && { recipient: sent.recipient, timestamp: 1 }),
@@ -113,7 +134,7 @@ function writeCase({ route, credentials, spelling, from, origin, browser, hasRan
 /** The model: codes, one of which the response must have; none if it must be served. `credit` is the slow token's. */
 function judge(each: Case, credit: { ms: number }, shared: SharedName): { codes: string[]; retryAfter?: string } {
   const { route, credentials, from, origin, browser, hasRange, hasUnknown, account, recipient, attachment } = each;
-  const [methods = '', template = ''] = route.split(' ');
+  const [methods = '', template = '', call] = route.split(' ');
   const [isGet, hasBody] = [methods === 'GET', methods.includes('{}')];
   const places = credentials.map(({ auth }) => auth === 'basic' ? 'bearer' : auth);
   const isTwice = places.length === 2 && places[0] === places[1] && places[0] !== 'body';
@@ -141,6 +162,7 @@ function judge(each: Case, credit: { ms: number }, shared: SharedName): { codes:
     if (credit.ms < 20_000) return { codes: ['rate_limited'], retryAfter: `${Math.ceil((20_000 - credit.ms) / 1000)}` };
     credit.ms -= 20_000;
   }
+  if (call) return { codes: codesOfCall(call, each, lists) };
   const more = codesOfBody(methods, template, { account, recipient }, lists);
   const isConfined = (lists.accounts ?? lists.recipients) !== undefined;
   const hasForeign = hasUnknown || /^\/v1\/(?:typing-indicator|polls|sticker-packs)\b/.test(template); // the timestamp
@@ -169,12 +191,28 @@ function codesOfPath(methods: string, template: string, account: string, { accou
   const isGroupUse = template.includes(':groupid') && methods !== 'GET';
   const isGroupChange = /^(?:POST|PUT)\{\} \/v1\/groups\/:number(?:\/:groupid)?$|(?:members|admins)$/;
   const hasAccount = template.includes(':number');
-  const isOwner = hasAccount || /send$|about/.test(template);
+  const isOwner = hasAccount || /send$|about|rpc$/.test(template);
   return [
     ...(accounts && hasAccount && !accounts.includes(account) ? ['sender_not_allowed'] : []),
     ...(accounts && !isOwner ? ['endpoint_not_allowed'] : []),
     ...(recipients && isGroupUse ? ['recipient_not_allowed'] : []),
     ...(recipients && isGroupChange.test(`${methods} ${template}`) ? ['endpoint_not_allowed'] : []),
+  ];
+}
+
+/** Which refusals a call may get. */
+function codesOfCall(
+  call: string,
+  { account, recipient, hasUnknown }: Case,
+  { accounts, recipients }: Lists,
+): string[] {
+  const word = CALLED[call];
+  if (word === 'setup') return ['setup_blocked'];
+  if (word === 'none') return ['endpoint_not_allowed'];
+  return [
+    ...(hasUnknown ? ['bad_field'] : []),
+    ...(accounts && call !== 'version' && !accounts.includes(account) ? ['sender_not_allowed'] : []),
+    ...(recipients && /^send/.test(call) && !recipients.includes(recipient) ? ['recipient_not_allowed'] : []),
   ];
 }
 
@@ -219,7 +257,7 @@ export async function playCases({ kind, parts, shared = 'none' }: Batch<'rules' 
     if (retryAfter !== undefined && told.retryAfter !== retryAfter) desk.find(9, 'another Retry-After', about);
     for (const { url, headers, body } of seen) {
       if (SECRET_PATTERN.test(`${url} ${headers} ${body}`)) desk.find(8, 'the backend got a secret', about);
-      if (!url.startsWith('/base/v')) desk.find(9, `the backend gets a request for ${url}`, about);
+      if (!/^\/base\/(?:api\/)?v/.test(url)) desk.find(9, `the backend gets a request for ${url}`, about);
       const own = headers.filter((_, j) => headers[j - 1]?.toLowerCase() === 'authorization');
       if (own.join() !== `Basic ${btoa('user:word')}`) desk.find(9, `the backend got ${own} for its own Basic`, about);
     }
