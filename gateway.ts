@@ -2366,7 +2366,10 @@ const PATH_HINTS: Hints = [
 
 /** The problem for a target that is not on an allowlist. Setup comes first, so that it does not reveal its routes. */
 function refusalOfRoute({ allow }: Token, { method, route, segments, isSendByGet }: Target) {
-  const isSetup = route ? route.group === 'setup' : SETUP_PREFIXES.has(prefixOf(segments));
+  const prefix = prefixOf(segments);
+  // Whoever writes /api before each path should read that, although the daemon's calls lie there.
+  const isBelowSetup = SETUP_PREFIXES.has(prefix) && prefix !== prefixOf(RPC_ROUTE.parts);
+  const isSetup = route ? route.group === 'setup' : isBelowSetup;
   if (isSetup && !allow.groups.has('setup')) {
     // Never the word "setup": it opens far more than this client needs.
     const advice = `, or name it in "allow": "${route && patternOf(route)}".`;
