@@ -1417,6 +1417,8 @@ class Exchange {
   call: Call | undefined;
   /** The id of that call. */
   callId: unknown;
+  /** Whether a call of the daemon is relayed as it comes. */
+  isUnreadCall = false;
 
   // Further fields of the log line.
   route: string | undefined;
@@ -1628,7 +1630,8 @@ async function handle(exchange: Exchange, isUpgrade: boolean) {
 
     // The first 64 KiB of the body are checked before the backend is contacted; a larger body is checked further while
     // it streams. If the gateway builds a message from the body, that message is checked.
-    const isCall = target.route === RPC_ROUTE && !allowsAllCalls(token, target);
+    exchange.isUnreadCall = allowsAllCalls(token, target);
+    const isCall = target.route === RPC_ROUTE && !exchange.isUnreadCall;
     exchange.isBuiltMessage = isCall || (buildsMessages(token) && target.route === SEND_ROUTE);
     const content = isCall
       ? await makeCall(exchange, body)
@@ -1831,7 +1834,7 @@ function refusalOfStale(exchange: Exchange) {
     return new Problem('unauthorized', NO_LONGER_ALLOWED);
   }
   const refusal = refusalOfBrowser(rules, exchange) ?? refusalOfEndpoint(token, target!, client) ??
-    (exchange.call && refusalOfMethod(token, exchange.call)) ?? refusalOfNarrowed(token, allowedBy);
+    refusalOfStaleCall(token, exchange) ?? refusalOfNarrowed(token, allowedBy);
   return refusal && new Problem(refusal.code, NO_LONGER_ALLOWED, refusal.details);
 }
 
@@ -2309,7 +2312,7 @@ function mustBeNamed(route: Route, why: string, reason: string) {
 }
 
 /**
- * Whether a token's allowlist opens a target: `explicit` if a pattern spells out its first two segments, and `implied`
+ * Whether a token's allowlist opens a target: `explicit` if a pattern spells out its first two segments (three of the daemon), and `implied`
  * if only a group or a wildcard opens it. For /v1/search/+4915, `GET /v1/search/*` is explicit, and `GET /v1/*` is not.
  */
 function findGrant(token: Token, target: Target) {
@@ -2321,7 +2324,8 @@ function findGrant(token: Token, target: Target) {
     return written.some(opensMetrics) ? 'explicit' : undefined;
   }
   const matches = patterns.filter((pattern) => patternMatches(pattern, target));
-  if (matches.some(({ parts }) => parts.slice(0, 2).every(isLiteral))) return 'explicit';
+  const spelled = prefixOf(segments) === prefixOf(RPC_ROUTE.parts) ? 3 : 2; // the daemon has all in one folder
+  if (matches.some(({ parts }) => parts.slice(0, spelled).every(isLiteral))) return 'explicit';
   if (route && groups.has(route.group)) return 'implied';
   if (route === RPC_ROUTE && CALLS.some(({ group }) => groups.has(group))) return 'implied';
   if (SETUP_PREFIXES.has(prefixOf(segments))) return undefined; // no wildcard opens setup
@@ -2366,6 +2370,12 @@ const PATH_HINTS: Hints = [
 
 /** The problem for a target that is not on an allowlist. Setup comes first, so that it does not reveal its routes. */
 function refusalOfRoute({ allow }: Token, { method, route, segments, isSendByGet }: Target) {
+  if (route === RPC_ROUTE) {
+    return withDetail(
+      'endpoint_not_allowed',
+      `This token may not call signal-cli's daemon; a word such as "send" in its "allow" opens the methods of its group.`,
+    );
+  }
   const prefix = prefixOf(segments);
   // Whoever writes /api before each path should read that, although the daemon's calls lie there.
   const isBelowSetup = SETUP_PREFIXES.has(prefix) && prefix !== prefixOf(RPC_ROUTE.parts);
@@ -3941,8 +3951,8 @@ const RECIPIENTS = 'account recipient[] groupId[] username[] noteToSelf';
 /**
  * The methods of signal-cli 0.14.6 by group, with their parameters in camel case and in the singular; `[]` is a list.
  * A method with `*` is closed to a token with `senders` or `recipients`, and with `*` alone it takes any parameters.
- * What names a file of the daemon's machine, other than `attachment` and `id`, is left out, and so are the methods that
- * change groups.
+ * Of the others, what names a file of the daemon's machine is left out, but `attachment` and `id`, and so are the
+ * methods that change groups.
  */
 const CALLS = Object.entries<NodeJS.Dict<string>>({
   info: { version: '' },
@@ -3990,7 +4000,7 @@ type Call = (typeof CALLS)[number];
 
 /** Whether a token may make every call, known or not: its pattern opens the path, and it has no lists. */
 function allowsAllCalls(token: Token, target: Target) {
-  return !token.senders && !token.recipients && findGrant(token, target) === 'explicit';
+  return target.route === RPC_ROUTE && !token.senders && !token.recipients && findGrant(token, target) === 'explicit';
 }
 
 /** Reads a call, checks it, and writes it anew, so that the daemon reads what was checked. */
@@ -4001,9 +4011,9 @@ async function makeCall(exchange: Exchange, body: RequestBody) {
       throw badJson('A batch of calls is not accepted; send one at a time.');
     }
     const { jsonrpc, method, params = {}, id } = parseJson(content).value;
-    if (!isObject(params)) throw badField('params', 'must be an object');
-    exchange.callId = id;
     if (typeof id === 'number' && Math.abs(id) > Number.MAX_SAFE_INTEGER) throw badField('id', 'is too large a number');
+    exchange.callId = id;
+    if (!isObject(params)) throw badField('params', 'must be an object');
     checkCall(exchange, method, params);
     return Buffer.from(JSON.stringify({ jsonrpc, method, params, id }));
   });
@@ -4046,6 +4056,12 @@ function checkCall(exchange: Exchange, method: unknown, params: JsonObject) {
   }
 }
 
+/** The problem if a token may no longer make a call that was let in. */
+function refusalOfStaleCall(token: Token, { call, isUnreadCall, target }: Exchange) {
+  if (isUnreadCall && !allowsAllCalls(token, target!)) return new Problem('endpoint_not_allowed');
+  return call && refusalOfMethod(token, call);
+}
+
 /** The problem if a token may not use a method. */
 function refusalOfMethod({ allow, senders, recipients }: Token, { group, method, isForAll }: Call) {
   if (!allow.groups.has(group)) {
@@ -4061,7 +4077,7 @@ function refusalOfMethod({ allow, senders, recipients }: Token, { group, method,
 
 /** The parameter for which a name stands: signal-cli reads a list also as `group-id`, `groupIds` or `group-ids`. */
 function parameterOf(parameters: ReadonlyMap<string, boolean>, name: string) {
-  const camel = name.replace(/-([a-z])/g, (_, letter: string) => letter.toUpperCase());
+  const camel = name.slice(0, 100).replace(/-([a-z])/g, (_, letter: string) => letter.toUpperCase());
   if (parameters.has(camel)) return camel;
   const singular = camel.replace(/s$/, '');
   if (parameters.get(singular)) return singular;
@@ -4069,22 +4085,28 @@ function parameterOf(parameters: ReadonlyMap<string, boolean>, name: string) {
   throw badField(shown, 'is unknown to the gateway for this method');
 }
 
+/** Matches a data URI (RFC 2397) that signal-cli can read. Attack: it takes any other for a file of its own machine. */
+const DATA_URI =
+  /^data:[\w.+-]+\/[\w.+-]+(?:;filename=(?:[^\s\p{C}%;,=/\\"]|%[\da-f]{2})+)?;base64,[A-Za-z\d+/]+={0,2}$/iu;
+
 /** Checks a value of a parameter, as of a field of the backend that means the same. */
 function checkParameter(exchange: Exchange, parameter: string, value: unknown, account: string | undefined) {
   const checkRecipient = (recipient: string) => checkFieldsOf(exchange, [{ key: 'recipient', value: recipient }]);
   if (typeof value === 'object') throw badField(parameter, 'may not be an object, or a list in a list');
   if (parameter === 'noteToSelf') {
     if (typeof value !== 'boolean') throw badField(parameter, 'must be true or false');
-    if (value) checkRecipient(account ?? raise(badField('account', 'must be named with "noteToSelf"')));
+    const isListed = (tokenInForce(exchange) ?? exchange.token!).recipients !== undefined;
+    if (value && isListed && account === undefined) throw badField('account', 'must be named with "noteToSelf"');
+    if (value && account !== undefined) checkRecipient(account);
   }
   if (!['recipient', 'groupId', 'username', 'attachment', 'id'].includes(parameter)) return;
   if (typeof value !== 'string') throw badField(parameter, 'must be text');
   if (parameter === 'id') {
     if (!/^[\w-]+(?:\.[\w-]+)*$/.test(value)) throw badField(parameter, 'must be the "id" of an attachment');
   } else if (parameter === 'attachment') {
-    if (!value.startsWith('data:')) throw badField(parameter, "must be a data URI, not a file of the daemon's machine");
-    const mistake = mistakeInAttachment(value.slice(0, TEXT_LIMIT_BYTES));
-    if (mistake) throw badField(parameter, mistake);
+    if (!DATA_URI.test(value) || value.slice(value.indexOf(',') + 1).length % 4 !== 0) {
+      throw badField(parameter, 'must be a data URI, as in data:image/png;filename=a.png;base64,iVBORw0KGgo=');
+    }
   } else if (parameter === 'groupId') {
     if (!isInternalId(value)) throw badField(parameter, 'must be the "id" of a group as listGroups has it');
     checkRecipient(`group.${btoa(value)}`); // as the lists have it
@@ -4097,10 +4119,6 @@ function checkParameter(exchange: Exchange, parameter: string, value: unknown, a
     }
     checkRecipient(value);
   }
-}
-
-function raise(problem: Problem): never {
-  throw problem;
 }
 
 // #endregion

@@ -165,7 +165,19 @@ suite('daemon', SIDE_BY_SIDE, () => {
       ['send', { ...SEND, account: STRANGER }, '403 sender_not_allowed'],
       ['send', { ...SEND, attachment: ['/etc/hostname'] }, field],
       ['send', { ...SEND, attachments: '/etc/hostname' }, field],
-      ['send', { ...SEND, attachments: ['data:image/png;filename=../a;base64,AA=='] }, field],
+      // signal-cli opens what it cannot read as a data URI as a file.
+      ...[
+        'image/png;filename=../a;base64,AA==',
+        'image/png;base64,AA=',
+        'image/png;base64,A===',
+        'image/png;base64,',
+        'image/png;base64,AA-_',
+        'image/png;base64,AA==\n',
+        'image/png;filename=%zz;base64,AA==',
+        'image/png;a=b;c=d;base64,AA==',
+        'x',
+        '',
+      ].map((rest): [string, object, string] => ['send', { ...SEND, attachments: [`data:${rest}`] }, field]),
       ...[
         'number',
         'Recipient',
@@ -232,7 +244,7 @@ suite('daemon', SIDE_BY_SIDE, () => {
         const name = `${method} for ${allow}`;
         if (isOpen) assert.equal(status, 200, name);
         else assert.match(`${status} ${json.code}`, /^403 (setup_blocked|endpoint_not_allowed)$/, name);
-        if (wordsOf(groups.setup).includes(method) && !allow.includes('setup')) {
+        if (opened !== '' && wordsOf(groups.setup).includes(method) && !allow.includes('setup')) {
           assert.equal(json.code, 'setup_blocked');
         }
       }
@@ -281,6 +293,13 @@ suite('daemon', SIDE_BY_SIDE, () => {
       assert.equal((await ask(open.gateway, callOf(method, { a: 1 }))).status, 200);
     }
     assert.equal(open.backend.seen.length, 2);
+    for (const wild of ['* /*', '* /api/*', '* /api/v1/*', 'POST /*/v1/rpc', 'POST /api/v1/:x']) {
+      const both = await startDaemon(t, { allow: [wild, 'send'] });
+      assert.equal((await ask(both.gateway, callOf('startLink', {}))).json.code, 'setup_blocked', wild);
+      const { json, status } = await ask(both.gateway, { path: '/api/v1/events', headers: BEARER });
+      assert.equal(`${status} ${json?.code}`, '403 endpoint_not_allowed', wild);
+      assert.equal(both.backend.connections, 0);
+    }
     const closed = await startDaemon(t, { allow, ...LISTED });
     for (
       const [method, code] of [['startLink', 'setup_blocked'], ['invented', 'endpoint_not_allowed'], [
@@ -379,18 +398,20 @@ suite('daemon', SIDE_BY_SIDE, () => {
 
   test('a call that waits for its slot is refused if a reload takes its method, its account or its recipient', async (t) => {
     const allow = ['messaging', 'info'];
-    for (
-      const [after, outcome] of [
-        [{ ...LISTED, allow: ['info'] }, '403 endpoint_not_allowed'],
-        [{ ...LISTED, allow, recipients: [NAME] }, '403 recipient_not_allowed'],
-        [{ ...LISTED, allow, senders: [THIRD] }, '403 sender_not_allowed'],
-        [{ ...LISTED, allow, recipients: [TO] }, '201 undefined'],
-      ] as const
-    ) {
+    const unread = { allow: ['POST /api/v1/rpc'] };
+    const rows: [after: object, outcome: string, before?: object][] = [
+      [{ ...LISTED, allow: ['info'] }, '403 endpoint_not_allowed'],
+      [{ ...LISTED, allow, recipients: [NAME] }, '403 recipient_not_allowed'],
+      [{ ...LISTED, allow, senders: [THIRD] }, '403 sender_not_allowed'],
+      [{ ...LISTED, allow, recipients: [TO] }, '201 undefined'],
+      [{ allow }, '403 endpoint_not_allowed', unread], // it was relayed unread
+      [{ allow: [...unread.allow, 'info'] }, '201 undefined', unread],
+    ];
+    for (const [after, outcome, before = { allow, ...LISTED }] of rows) {
       const { backend, gateway } = await startHeld(t, 1);
       const use = (token: object): void =>
         gateway.reload({ ...tokens(token, {}), backend: { url: backend.url, wait: '0', parallel: 1, timeout: '1h' } });
-      use({ allow, ...LISTED });
+      use(before);
       const first = send(gateway, 'holds the slot', OTHER);
       await until(() => backend.acting === 1);
       const waiting = ask(gateway, callOf('send', SEND));
