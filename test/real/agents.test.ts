@@ -280,7 +280,7 @@ real('OpenClaw writes to its list only, and shows the sentence', OPENCLAW, async
   assert.deepEqual(codesOfSends(both), [...REFUSALS, 'sender_not_allowed']);
   const [sent, ...refused] = both.reports;
   assert.equal(sent!.error, null);
-  for (const { error } of refused) assert.match(error!, /^Error: Signal RPC -32000: (?:This token may not|The field) /);
+  for (const { error } of refused) assert.match(error!, /^Error: Signal RPC -32000: (?:This token may|The field) /);
   assert.match(refused.at(-1)!.log, /"ok":true[^]*Signal SSE failed \(403 Forbidden\)/);
   const account = encodeURIComponent(FROM);
   assert.ok(both.backend.seen.some(({ url }) => url === `/api/v1/events?account=${account}`), 'its events');
