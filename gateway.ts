@@ -4087,7 +4087,7 @@ function parameterOf(parameters: ReadonlyMap<string, boolean>, name: string) {
 
 /** Matches a data URI (RFC 2397) that signal-cli can read. Attack: it takes any other for a file of its own machine. */
 const DATA_URI =
-  /^data:[\w.+-]+\/[\w.+-]+(?:;filename=(?:[^\s\p{C}%;,=/\\"]|%[\da-f]{2})+)?;base64,[A-Za-z\d+/]+={0,2}$/iu;
+  /^data:[\w.+-]+\/[\w.+-]+(?:;filename=(?:[^\s\p{C}%;,=/\\"]|%[\dA-Fa-f]{2})+)?;base64,[A-Za-z\d+/]+={0,2}$/u;
 
 /** Checks a value of a parameter, as of a field of the backend that means the same. */
 function checkParameter(exchange: Exchange, parameter: string, value: unknown, account: string | undefined) {

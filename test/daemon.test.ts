@@ -166,8 +166,11 @@ suite('daemon', SIDE_BY_SIDE, () => {
       ['send', { ...SEND, attachment: ['/etc/hostname'] }, field],
       ['send', { ...SEND, attachments: '/etc/hostname' }, field],
       // signal-cli opens what it cannot read as a data URI as a file.
+      ['send', { ...SEND, attachments: ['DATA:image/png;base64,AA=='] }, field],
       ...[
         'image/png;filename=../a;base64,AA==',
+        'image/png;Base64,AA==',
+        'image/png;FILENAME=a;base64,AA==',
         'image/png;base64,AA=',
         'image/png;base64,A===',
         'image/png;base64,',
