@@ -1,6 +1,6 @@
 #!/usr/bin/env node
 /**
- * An authenticating gateway for signal-cli-rest-api, in one file.
+ * An authenticating gateway for signal-cli-rest-api, and for signal-cli's own daemon, in one file.
  *
  * The backend has no authentication: anyone who can connect to it can send messages as you, read yours, and link their
  * own phone to your account. This gateway stands in front of it. By default a request with a valid API token may send a
@@ -14,7 +14,7 @@
  *   A request:  preflight answered → target made canonical, or 400 → client address checked
  *            →  credential found and removed → token, its expiry and its method checked → cross-site check
  *            →  endpoint on the token's allowlist → the token's rate
- *            →  body scanned while it streams, or made into a message (webhook, form, text)
+ *            →  body scanned while it streams, or made into a message (webhook, form, text), or a call written anew
  *            →  slot acquired, and the backend waited for → relayed once → response relayed → logged
  *
  * Run    node gateway.mjs --demo                           (gateway.mjs is this file, compiled; Node 20 or newer)
@@ -32,7 +32,7 @@
  * function `handle`. The commands use everything, and nothing above uses them.
  *   types and tables  PUBLIC TYPES · SETTINGS · FIXED LIMITS · PROBLEMS · ROUTES
  *   the proxy         GATEWAY · PIPELINE · TARGET · CREDENTIALS · ORIGINS · ENDPOINTS · RATE · METRICS · REQUEST BODY
- *   messages          MESSAGES · TEMPLATES · POLICY · BODY SCAN
+ *   messages          MESSAGES · TEMPLATES · POLICY · DAEMON · BODY SCAN
  *   the proxy again   RELAY · GATE AND SLOTS · CONNECT · WEBSOCKETS · READING · RESPONSES · ADDRESSES · LOG
  *   configuration     LOADING · READERS
  *   commands          DEMO · ADD AND TEST · COMMAND LINE · EXPORTS
@@ -3713,7 +3713,7 @@ type BodyKey = keyof typeof KEY_ROLES;
  * table is closed to a token with `senders` or `recipients`, because another backend, or a newer one, may read a
  * recipient or an account in it.
  */
-const ROUTE_FIELDS: NodeJS.Dict<string> = {
+const ROUTE_FIELDS = setsOfWords({
   '/v2/send': MESSAGE_FIELDS.filter((name) => !(name in KEY_ROLES)).join(' '), // those are checked, and in no query
   '/v1/send': 'message is_group',
   '/v1/receive/:number':
@@ -3747,16 +3747,21 @@ const ROUTE_FIELDS: NodeJS.Dict<string> = {
   '/v1/identities/:number/trust/:numbertotrust': 'verified_safety_number trust_all_known_keys',
   '/v1/contacts/:number': 'all_recipients name expiration_in_seconds',
   '/v1/contacts/:number/:uuid': 'all_recipients',
-};
+});
 
 /** The fields of the objects within a body. An object in any other field is not looked into. */
-const OBJECT_FIELDS = new Map([
-  ['mentions', 'start length author'],
-  ['quote_mentions', 'start length author'],
-  ['link_preview', 'url title description'],
-  ['permissions', 'add_members edit_group send_messages'],
-  ['logging', 'level'],
-]);
+const OBJECT_FIELDS = setsOfWords({
+  mentions: 'start length author',
+  quote_mentions: 'start length author',
+  link_preview: 'url title description',
+  permissions: 'add_members edit_group send_messages',
+  logging: 'level',
+});
+
+/** Each row of words as a set. */
+function setsOfWords(rows: Record<string, string>) {
+  return new Map(Object.entries(rows).map(([name, words]) => [name, new Set(words.split(' '))]));
+}
 
 /**
  * A key of a body that is checked, with its decoded value. Of an attachment, the value is only the beginning,
@@ -3849,8 +3854,8 @@ function checkFields(
  */
 function refusalOfUnknown({ senders, recipients }: Token, route: Route | undefined, name: string, within = '') {
   if (!senders && !recipients) return undefined;
-  const known = within ? OBJECT_FIELDS.get(within) : ROUTE_FIELDS[route?.template ?? ''];
-  if (known?.split(' ').includes(foldKey(name))) return undefined;
+  const known = within ? OBJECT_FIELDS.get(within) : ROUTE_FIELDS.get(route?.template ?? '');
+  if (known?.has(foldKey(name))) return undefined;
   // A name may be a phone number or a secret by mistake.
   const shown = /^[a-z][\w-]*$/i.test(name) ? nameToShow(name) : '…';
   return badField(
