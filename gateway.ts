@@ -3982,14 +3982,12 @@ const CALLS = Object.entries<NodeJS.Dict<string>>({
     getUserStatus: '*',
     listStickerPacks: '*',
   },
-  setup: {
-    ...Object.fromEntries(
-      ('addDevice deleteLocalAccountData finishChangeNumber finishLink listAccounts listContacts listDevices ' +
-        'listIdentities register removeContact removeDevice removePin sendContacts sendSyncRequest setPin ' +
-        'startChangeNumber startLink submitRateLimitChallenge trust unregister updateAccount updateConfiguration ' +
-        'updateContact updateDevice updateProfile verify').split(' ').map((method) => [method, '*']),
-    ),
-  },
+  setup: Object.fromEntries(
+    ('addDevice deleteLocalAccountData finishChangeNumber finishLink listAccounts listContacts listDevices ' +
+      'listIdentities register removeContact removeDevice removePin sendContacts sendSyncRequest setPin ' +
+      'startChangeNumber startLink submitRateLimitChallenge trust unregister updateAccount updateConfiguration ' +
+      'updateContact updateDevice updateProfile verify').split(' ').map((method) => [method, '*']),
+  ),
 }).flatMap(([group, methods]) =>
   Object.entries(methods).map(([method, row = '']) => {
     const words = row.split(' ').filter((word) => word !== '' && word !== '*');
