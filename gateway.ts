@@ -378,6 +378,9 @@ const NESTING_LIMIT = 64;
 /** The largest body from which the gateway builds a message. Such a body is read into memory as a whole. */
 const PAYLOAD_LIMIT_BYTES = 1024 * 1024;
 
+/** The largest call of the daemon that the gateway reads. Without the data of attachments, it may be a payload. */
+const CALL_LIMIT_BYTES = 10 * 1024 * 1024;
+
 /** How often what runs is checked for tokens that have expired. A reload checks it at once. */
 const RECHECK_MS = 30_000;
 
@@ -2574,8 +2577,8 @@ function isStream(content: Content): content is RequestBody {
 const PACE_BYTES = 30 * 1024;
 
 /**
- * The memory for all bodies from which messages are built, and for those messages: 32 of the largest. If there are
- * several tokens, each may use half. Further requests get 503.
+ * The memory for all bodies from which messages or calls are built, and for these: 32 of the largest payloads, or three
+ * of the largest calls. If there are several tokens, each may use half. Further requests get 503.
  */
 const HELD_LIMIT_BYTES = 32 * 1024 * 1024;
 
@@ -2665,9 +2668,9 @@ class RequestBody {
     return this.#chunksRead;
   }
 
-  /** Reads the whole body into memory, to build a message from it. */
-  async readWhole() {
-    this.#limitBytes = Math.min(PAYLOAD_LIMIT_BYTES, this.#limitBytes);
+  /** Reads the whole body into memory, to build from it what is relayed. */
+  async readWhole(limitBytes: number) {
+    this.#limitBytes = Math.min(limitBytes, this.#limitBytes);
     this.#checkLength(this.length);
     for (;;) {
       this.countHeld(this.#exchange.bytesIn);
@@ -2963,7 +2966,7 @@ async function makeMessage(exchange: Exchange, body: RequestBody) {
   const target = exchange.target!;
   if (!target.isSendByGet) refuseIgnoredFields(target);
   exchange.target = { ...target, method: SEND_ROUTE.method, query: '', parameters: [] };
-  const content = target.isSendByGet ? undefined : await body.readWhole();
+  const content = target.isSendByGet ? undefined : await body.readWhole(PAYLOAD_LIMIT_BYTES);
   const lengthBytes = (content ?? target.query).length;
   // A section may be rendered for each element of a list, and others in it for each of theirs.
   const isShort = lengthBytes <= SHORT_BYTES && !exchange.token!.message?.hasSections;
@@ -4008,18 +4011,41 @@ function allowsAllCalls(token: Token, target: Target) {
 
 /** Reads a call, checks it, and writes it anew, so that the daemon reads what was checked. */
 async function makeCall(exchange: Exchange, body: RequestBody) {
-  const content = await body.readWhole();
+  const content = await body.readWhole(CALL_LIMIT_BYTES);
   return buildInTurn(exchange, body, content.length <= SHORT_BYTES, () => {
-    if (/^\s*\[/.test(content.toString('latin1', 0, 100))) {
+    const { rest, restore } = takeData(content);
+    if (rest.length > PAYLOAD_LIMIT_BYTES) throw tooLarge(PAYLOAD_LIMIT_BYTES);
+    if (/^\s*\[/.test(rest.toString('latin1', 0, 100))) {
       throw badJson('A batch of calls is not accepted; send one at a time.');
     }
-    const { jsonrpc, method, params = {}, id } = parseJson(content).value;
+    const { jsonrpc, method, params = {}, id } = parseJson(rest).value;
     if (typeof id === 'number' && Math.abs(id) > Number.MAX_SAFE_INTEGER) throw badField('id', 'is too large a number');
     exchange.callId = id;
     if (!isObject(params)) throw badField('params', 'must be an object');
     checkCall(exchange, method, params);
-    return Buffer.from(JSON.stringify({ jsonrpc, method, params, id }));
+    return Buffer.from(restore(JSON.stringify({ jsonrpc, method, params, id })));
   });
+}
+
+/** Matches an attachment's data in base64 (RFC 4648 4), if it is long. Without {1024}, short ones would be many matches. */
+const LONG_DATA = /;base64,([A-Za-z\d+/]{1024}[A-Za-z\d+/]*)/g;
+
+/**
+ * Takes the long data of attachments out of a call, so that parsing it costs no more than a payload does. Such data has
+ * no quote and no escape, so it ends no string, and what is left is read as before. In its place stands a marker that
+ * no client can guess. It is base64, too, and leaves the length modulo 4 as it was.
+ */
+function takeData(content: Buffer) {
+  const marker = randomBytes(12).toString('hex');
+  const taken: string[] = [];
+  const rest = content.toString('latin1').replace(LONG_DATA, (_, data: string) => {
+    const takenLength = data.length - data.length % 4;
+    const index = taken.push(data.slice(0, takenLength)) - 1;
+    return `;base64,${marker}${String(index).padStart(8, '0')}${data.slice(takenLength)}`;
+  });
+  const markers = new RegExp(`${marker}(\\d{8})`, 'g');
+  const restore = (text: string) => text.replace(markers, (_, index) => taken[Number(index)]!);
+  return { rest: Buffer.from(rest, 'latin1'), restore };
 }
 
 function checkCall(exchange: Exchange, method: unknown, params: JsonObject) {

@@ -1,7 +1,9 @@
 /** Calls of signal-cli's own daemon: its methods and parameters are closed unless they are known. */
 
+import { randomBytes } from 'node:crypto';
 import http from 'node:http';
 import { suite } from 'node:test';
+import { isDeepStrictEqual } from 'node:util';
 import { jsonIn } from './answers.ts';
 import { assert, linesOf, requests, until } from './assertions.ts';
 import { type Handler, serve, startBackend } from './backend.ts';
@@ -76,7 +78,7 @@ async function assertCallsRefused(
 ): Promise<void> {
   for (const [method, params, outcome] of calls) {
     const { status, json } = await ask(both.gateway, callOf(method, params));
-    assert.equal(`${status} ${json?.code}`, outcome, `${method} ${JSON.stringify(params)}`);
+    assert.equal(`${status} ${json?.code}`, outcome, `${method} ${JSON.stringify(params).slice(0, 300)}`);
   }
   assert.equal((await ask(both.gateway, callOf('version', {}))).status, 200);
   assert.deepEqual(both.backend.seen.map(({ body }) => jsonIn(body.toString()).method), ['version']);
@@ -314,6 +316,50 @@ suite('daemon', SIDE_BY_SIDE, () => {
       assert.equal(`${status} ${json.code}`, `403 ${code}`);
     }
     assert.equal(closed.backend.connections, 0);
+  });
+
+  test('a call with large pictures arrives whole; what is not their data has at most 1 MiB, and the call 10 MiB', async (t) => {
+    const both = await startDaemon(t, { ...LISTED, allow: ['send', 'info'] });
+    const dataOf = (bytes: number) => randomBytes(bytes).toString('base64');
+    const pictures = [3 << 20, (2 << 20) + 1, (1 << 19) + 2, 1, 9000].map((bytes) =>
+      `data:image/png;filename=a.png;base64,${dataOf(bytes)}`
+    );
+    const params = { ...SEND, message: `Ünï 👋 ${pictures[4]} "`, attachments: pictures };
+    const call = callOf('send', params, { id: `;base64,${dataOf(30_000)}`, extra: `;base64,${dataOf(30_000)}` });
+    assert.equal((await ask(both.gateway, call)).status, 200);
+    const { id } = jsonIn(call.body as string);
+    const arrived = jsonIn(both.backend.seen.at(-1)!.body.toString());
+    const isWhole = isDeepStrictEqual(arrived, { jsonrpc: '2.0', method: 'send', params, id });
+    assert.ok(isWhole, 'what arrived is what was sent');
+
+    const long = dataOf(60_000);
+    const refused: [params: object, outcome: string][] = [
+      [{ ...SEND, message: 'x'.repeat(1 << 20) }, '413 body_too_large'],
+      [{ ...SEND, message: `data:a/b;base64,${dataOf(8 << 20)}` }, '413 body_too_large'],
+      [{ ...SEND, recipient: [TO, `${TO};base64,${long}`] }, '403 recipient_not_allowed'],
+      [{ ...SEND, [`;base64,${long}`]: TO }, '400 bad_field'],
+      [{ ...SEND, attachment: `data:a/b;base64,${long}!` }, '400 bad_field'],
+      [{ ...SEND, attachment: `data:a/b;base64,${long}A` }, '400 bad_field'],
+      [{ ...SEND, attachment: `/etc/hosts;base64,${long}` }, '400 bad_field'],
+      [{ ...SEND, attachment: `data:a/b;base64,${long}`, recipients: STRANGER }, '400 bad_field'],
+      [{ account: FROM, attachment: `data:a/b;base64,${long}`, recipients: STRANGER }, '403 recipient_not_allowed'],
+    ];
+    both.backend.seen.length = 0;
+    await assertCallsRefused(both, refused.map(([params, outcome]) => ['send', params, outcome]));
+    // Outside of a string, in an escape, and before the end of the document.
+    const begin = '{"jsonrpc":"2.0","method":"version","params":';
+    for (
+      const rest of [
+        `;base64,${long}{}}`,
+        `{"a":"\\;base64,${long}\\"}}`,
+        `{"a":"\\u;base64,${long}"}}`,
+        `{"a":";base64,${long}`,
+      ]
+    ) {
+      const { status, json } = await ask(both.gateway, { ...callOf('version', {}), body: begin + rest });
+      assert.equal(`${status} ${json?.code}`, '400 bad_json');
+    }
+    assert.equal(both.backend.seen.length, 1);
   });
 
   test('a batch, no object and a second reading of keys are refused; the last of two keys is checked and sent', async (t) => {
