@@ -1606,7 +1606,7 @@ async function handle(exchange: Exchange, isUpgrade: boolean) {
 
     // Before all further steps, which check this one canonical form; the backend gets the same form.
     checkHead(req);
-    const target = exchange.target = parseTarget(req.method ?? '', req.url ?? '');
+    const target = exchange.target = targetOf(req);
     exchange.route = target.route?.template ?? maskPath(target.segments);
 
     // Before the credential, so that an address which no token accepts costs neither a hash nor a byte of the body.
@@ -1728,7 +1728,7 @@ async function refuse(exchange: Exchange, thrown: unknown) {
     req,
     isCall ? { id: exchange.callId ?? null } : undefined,
   );
-  exchange.respond(problem.status, { ...headers, ...ownHeaders(exchange) }, body);
+  exchange.respond(problem.status, Object.assign(headers, ownHeaders(exchange)), body);
 }
 
 /** The longest `detail` of a log line, in UTF-16 units. */
@@ -1885,6 +1885,19 @@ function checkHead(req: IncomingMessage) {
   if (!/^1\.[01]$/.test(req.httpVersion)) throw new Problem('bad_request', `http_${req.httpVersion}`);
   if (req.httpVersion === '1.1' && req.headers.host === undefined) throw new Problem('bad_request', 'no_host');
   if (headerValues(req.rawHeaders, 'host').length > 1) throw badTarget('the request has more than one Host header');
+}
+
+/** The targets that are the path of a route without parameters, as most requests have. No target is ever changed. */
+const PLAIN_TARGETS = new Map<string, Target>();
+
+/** The target of a request. A plain one is parsed only once. */
+function targetOf({ method = '', url = '' }: IncomingMessage) {
+  const key = `${method} ${url}`;
+  const known = PLAIN_TARGETS.get(key);
+  if (known) return known;
+  const target = parseTarget(method, url);
+  if (url === target.route?.template) PLAIN_TARGETS.set(key, target);
+  return target;
 }
 
 /** Parses a raw request target. */
@@ -2088,7 +2101,8 @@ function identify({ core, rules, credential, client }: Exchange) {
   const reason = token || !isDigest(rules, credential) ? faultOfToken(token, credential, core.now()) : 'digest';
   if (token && !reason) return token;
   const retryAfterMs = core.failureLimiter.take(failureKey(client), FAILURE_RATE, core.elapsedMs());
-  const owner = token ?? rules.tokens.get(digestOf(credential.password ?? ''));
+  const { password } = credential;
+  const owner = password === undefined ? token : rules.tokens.get(digestOf(password));
   throw new Problem(retryAfterMs > 0 ? 'too_many_failures' : 'unauthorized', reason, {
     retryAfterMs,
     token: owner?.name,
@@ -4713,13 +4727,15 @@ class EarlyResponse extends Error {}
 function requestFor(exchange: Exchange, content: Content, isUpgrade: boolean) {
   const { options, prefix } = exchange.rules['backend.url'];
   const { method, segments, query } = exchange.target!;
-  const headers = [...outboundHeaders(exchange), ...lengthHeaders(method, content)];
+  const headers = outboundHeaders(exchange);
+  headers.push(...lengthHeaders(method, content));
   if (isUpgrade) headers.push('connection', 'Upgrade', 'upgrade', 'websocket');
   // The path is built from the checked segments; the path as the client wrote it is not used. encodeURI does not encode
   // the characters that RFC 3986 3.3 allows in a segment: "+49…" stays as clients write it. Nor does it encode `/`, `?`
   // and `#`, which would end the segment.
   const path = segments.map((segment) => encodeURI(segment).replace(/[/?#]/g, encodeURIComponent)).join('/');
-  return { ...options, method, path: `${prefix}/${path}${query && '?'}${query}`, headers };
+  // The spread is last, because Node 20 takes twenty times as long for one that other fields follow.
+  return { method, path: `${prefix}/${path}${query && '?'}${query}`, headers, ...options };
 }
 
 /**
@@ -4744,7 +4760,9 @@ function outboundHeaders({ req, rules, client, requestId, isBuiltMessage }: Exch
   const isDropped = (name: string) =>
     headers.has(name) || NOT_TO_BACKEND.has(name) || /^x-(?:forwarded|original)-/.test(name) ||
     (isBuiltMessage && name.startsWith('content-')); // these describe the client's body
-  return [...endToEndFields(req, isDropped), ...[...headers].flat()];
+  const fields = endToEndFields(req, isDropped);
+  for (const [name, value] of headers) fields.push(name, value);
+  return fields;
 }
 
 /**
@@ -5240,7 +5258,7 @@ function connect(owner: Pick<Exchange, 'underway'>, request: http.RequestOptions
     owner.underway = outgoing;
     // A plain error: only here, and only until the connection is there, it means that nothing was sent.
     const onTimeout = () => outgoing.destroy(Object.assign(new Error(), { code: 'timeout' }));
-    const timer = timeoutMs < Infinity ? setTimeout(onTimeout, timeoutMs) : undefined;
+    let timer: NodeJS.Timeout | undefined; // not for a kept connection
     const onFailure = (error?: Error) => {
       clearTimeout(timer);
       reject(unreachable(reasonOf(error)));
@@ -5253,10 +5271,11 @@ function connect(owner: Pick<Exchange, 'underway'>, request: http.RequestOptions
     outgoing.on('error', onFailure).on('close', onFailure); // an error may come later, and must have a listener
     outgoing.on('socket', (socket) => {
       socket.off('data', destroyThis); // readBackend added it
-      if (!socket.connecting) onConnect(); // a kept connection
+      if (!socket.connecting) return onConnect(); // a kept connection
+      if (timeoutMs < Infinity) timer = setTimeout(onTimeout, timeoutMs);
       // UNTIL node:http listens for errors while it frees a connection: a write may fail then
       // (findings/node-http-freed-socket-has-no-error-listener.sh).
-      else socket.on('error', destroyThis).once(isTls ? 'secureConnect' : 'connect', onConnect);
+      socket.on('error', destroyThis).once(isTls ? 'secureConnect' : 'connect', onConnect);
     });
   });
 }
@@ -5467,7 +5486,10 @@ function headersForClient(exchange: Exchange, incoming: IncomingMessage) {
   const replaced = Object.keys(own).map((name) => name.toLowerCase()).filter((name) => !ADDED_UP.includes(name));
   // Only `cors` decides which origins may read a response. Some proxies in front of a backend send "*".
   const isDropped = (name: string) => name.startsWith('access-control-') || replaced.includes(name);
-  return [...Object.entries(own).flat(), ...endToEndFields(incoming, isDropped)];
+  const fields: string[] = [];
+  for (const name in own) fields.push(name, own[name]!);
+  fields.push(...endToEndFields(incoming, isDropped));
+  return fields;
 }
 
 /** The backend's fields of these names are kept next to the gateway's. */
@@ -5728,10 +5750,14 @@ function makeLog(settings: AtStart, now: () => number, metrics: Metrics, sink: G
     }
   };
   /** Logs one event. A field that is undefined is left out; none is named time, level or message. */
-  const log = (level: Level, message: string, fields?: object) => {
+  const log = (level: Level, message: string, fields: Record<string, unknown> = {}) => {
     if (LEVELS.indexOf(level) >= least) {
-      const entry = { time: new Date(now()).toISOString(), level, message, ...fields };
-      write(format === 'json' ? JSON.stringify(entry) : textLine(entry));
+      const time = new Date(now()).toISOString();
+      write(
+        format === 'json'
+          ? JSON.stringify({ time, level, message, ...fields })
+          : textLine(time, level, message, fields),
+      );
     }
     if (message !== 'request') flush(); // the process may end right after this line, whether it is logged or not
   };
@@ -5741,20 +5767,23 @@ function makeLog(settings: AtStart, now: () => number, metrics: Metrics, sink: G
 /** The fields with which a line in text begins and ends, in this order. */
 const FIRST_FIELDS = 'status code reason method route token client'.split(' ');
 const LAST_FIELDS = 'bytesIn bytesOut requestId origin'.split(' ');
+const PLACED_FIELDS = new Set([...FIRST_FIELDS, ...LAST_FIELDS]);
 
 /**
  * `time level message name=value …`, for a person. A request's line has no message, and begins with what a person looks
  * for. Attack: `origin` is text from a client, so it comes last, after everything that a filter such as fail2ban's
  * reads. A value that is not plain is quoted as JSON, on the same line.
  */
-function textLine({ time, level, message, ...fields }: Record<string, unknown>) {
-  let line = `${time} ${String(level).padEnd(5)}${message === 'request' ? '' : ` ${message}`}`;
-  const others = Object.keys(fields).filter((name) => !LAST_FIELDS.includes(name));
-  for (const name of new Set([...FIRST_FIELDS, ...others, ...LAST_FIELDS])) {
+function textLine(time: string, level: Level, message: string, fields: Record<string, unknown>) {
+  let line = `${time} ${level.padEnd(5)}${message === 'request' ? '' : ` ${message}`}`;
+  const add = (name: string) => {
     const text = String(fields[name] ?? '');
-    if (text === '' || (text === '0' && name.startsWith('bytes'))) continue;
+    if (text === '' || (text === '0' && name.startsWith('bytes'))) return;
     line += ` ${name}=${/^[\w.:,/@*+-]+$/.test(text) ? text : JSON.stringify(text)}`;
-  }
+  };
+  for (const name of FIRST_FIELDS) add(name);
+  for (const name in fields) if (!PLACED_FIELDS.has(name)) add(name);
+  for (const name of LAST_FIELDS) add(name);
   return line;
 }
 
@@ -5786,7 +5815,7 @@ const WARNING_RATE = { count: 1, perMs: 60_000 };
  * Logs a warning, at most once a minute. For warnings that an unauthenticated client can trigger.
  * @param kind a word of a short list: each has its own minute.
  */
-function warnRarely(core: Core, message: string, fields?: object, kind = '') {
+function warnRarely(core: Core, message: string, fields?: Record<string, unknown>, kind = '') {
   if (core.rateLimiter.take(`warning: ${message} ${kind}`, WARNING_RATE, core.elapsedMs()) > 0) return;
   core.log('warn', message, fields);
 }
