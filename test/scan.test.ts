@@ -288,25 +288,52 @@ suite('scan', SIDE_BY_SIDE, () => {
     }
   });
 
-  test('BodyScan: a special byte is found at every position of a long string, at even and odd addresses', () => {
-    const ATTACHED = `{"base64_attachment":"base64,${'A'.repeat(4090)}`;
-    const CONTROL = 'a string contains a control character, at byte ';
+  // Data is searched byte by byte at first, and natively behind that.
+  const PLACES = [...Array(40).keys(), ...[1023, 1024, 1025].flatMap((at) => [at, at * 2]), 3000, 60_000];
+  const ATTACHED = `{"base64_attachment":"base64,${'A'.repeat(4090)}`;
+
+  test('BodyScan: the first special byte is found at every place of a long string', () => {
     const MARK = 'may have "," and ";" only in its first 4096 bytes';
     for (
       const [before, special, after, refusal] of [
-        ['{"a":"', '\x1f', '\n"}', CONTROL],
+        ['{"a":"', '\x1f', '\n"}', 'a string contains a control character, at byte '],
         ['{"a":"', '\\@', '\\"}', 'an unknown escape, at byte '],
         ['{"a":"', '"@', '"}', 'comma, or the closing bracket or brace, at byte '],
-        [ATTACHED, '\0', '\n"}', CONTROL],
-        ...[',', ';'].map((mark) => [ATTACHED, mark, '\n"}', MARK] as const),
+        [ATTACHED, '\\@', ',;"}', 'an unknown escape, at byte '],
+        [ATTACHED, '"@', '\\@,;"}', 'comma, or the closing bracket or brace, at byte '],
+        ...[',', ';'].map((mark) => [ATTACHED, mark, '\\@"}', MARK] as const),
       ] as const
     ) {
-      for (let at = 0; at < 600; at++) {
-        const text = `${before}${'A'.repeat(at >> 1)}${special}${'A'.repeat(299 - (at >> 1))}${after}`;
-        const bytes = Buffer.alloc(text.length + 2).subarray(at & 1, (at & 1) + text.length);
-        bytes.write(text);
-        const where = refusal === MARK ? '' : `${before.length + (at >> 1) + special.length - 1}.`;
-        assert.throws(() => scanAll([bytes]), ({ message }: Error) => message.includes(refusal + where), text);
+      for (const at of PLACES) {
+        const text = `${before}${'A'.repeat(at)}${special}${'A'.repeat(at % 7 * 300)}${after}`;
+        const where = refusal === MARK ? '' : `${before.length + at + special.length - 1}.`;
+        const isRight = ({ message }: Error): boolean => message.includes(refusal + where);
+        assert.throws(() => scanAll([Buffer.from(text)]), isRight, `${special} at ${at}`);
+      }
+    }
+  });
+
+  test("BodyScan: a control character passes in an attachment's data, which the backend refuses, and nowhere else", () => {
+    const [allowed, refused] = [`${ATTACHED}AAAAA`, '{"message":"'];
+    for (const at of PLACES) {
+      for (const control of ['\0', '\n', '\x1f']) {
+        const endOf = (text: string): string => `${text}${'A'.repeat(at)}${control}AA\\/A"}`;
+        const cuts = [1, 1000, 4096, 65_536, allowed.length + at, allowed.length + at + 1];
+        for (const step of at < 40 ? cuts : cuts.slice(1)) {
+          const chunks = (text: string): Buffer[] => cutInto(Buffer.from(text), () => step);
+          assert.equal(scanAll(chunks(endOf(allowed))).out, endOf(allowed));
+          assert.throws(() => scanAll(chunks(endOf(refused))), { code: 'bad_json' });
+        }
+      }
+    }
+    for (
+      const early of [
+        `{"base64_attachment":"base64,A\n${'A'.repeat(5000)}"}`,
+        `{"base64_attachment":"\n${'A'.repeat(5000)}"}`,
+      ]
+    ) {
+      for (const step of [1, 10, 4096, 65_536]) {
+        assert.throws(() => scanAll(cutInto(Buffer.from(early), () => step)), { code: 'bad_json' });
       }
     }
   });
