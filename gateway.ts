@@ -1908,12 +1908,12 @@ function parseTarget(method: string, raw: string) {
     throw badTarget('it must be a path of printable ASCII without "\\" and "#"');
   }
   if (/%(?![0-9a-f]{2})/i.test(raw)) throw badTarget('a percent sign must be followed by two hexadecimal digits');
-  const { path = '', query = '' } = /^(?<path>[^?]*)\??(?<query>.*)$/.exec(raw)!.groups!;
+  const { written = '', query = '' } = /^(?<written>[^?]*)\??(?<query>.*)$/.exec(raw)!.groups!;
 
   // Attack: the backend treats /v1%2Fregister as /v1/register, and %252B as a plus. A proxy may decode differently.
-  if (/%(?:2f|5c|2e|25)/i.test(path)) throw badTarget('its path contains an encoded slash, backslash, dot or "%"');
+  if (/%(?:2f|5c|2e|25)/i.test(written)) throw badTarget('its path contains an encoded slash, backslash, dot or "%"');
   // Empty segments are dropped, because a base URL that ends in "/" gives "//v1/about".
-  const segments = path.split('/').filter(Boolean).map((segment) => decodePart(segment));
+  const segments = written.split('/').filter(Boolean).map((segment) => decodePart(segment));
   const authSegment = onlyOne(segments.filter((segment) => segment.startsWith('@auth=')));
   if (authSegment !== undefined) {
     if (segments[0] !== authSegment) throw badTarget('the "@auth=" segment must come first');
@@ -1932,6 +1932,8 @@ function parseTarget(method: string, raw: string) {
     method,
     /** The segments of the path, decoded, without empty ones and without the `@auth` segment. */
     segments,
+    /** For the backend, built from the checked segments; the path as the client wrote it is not used. */
+    path: segments.map((segment) => `/${encodeSegment(segment)}`).join('') || '/',
     /** Undefined if the backend has no such route. */
     route,
     /** No group and no wildcard allows a send by GET, because following a link would send a message. */
@@ -1941,6 +1943,14 @@ function parseTarget(method: string, raw: string) {
     parameters,
     ...others,
   } as const;
+}
+
+/**
+ * Encodes a segment. encodeURI does not encode the characters that RFC 3986 3.3 allows in one: "+49…" stays as clients
+ * write it. Nor does it encode `/`, `?` and `#`, which would end the segment.
+ */
+function encodeSegment(segment: string) {
+  return encodeURI(segment).replace(/[/?#]/g, encodeURIComponent);
 }
 
 /**
@@ -4732,16 +4742,12 @@ class EarlyResponse extends Error {}
 /** The options of node:http for the request to the backend. Each attempt to connect uses the same ones. */
 function requestFor(exchange: Exchange, content: Content, isUpgrade: boolean) {
   const { options, prefix } = exchange.rules['backend.url'];
-  const { method, segments, query } = exchange.target!;
+  const { method, path, query } = exchange.target!;
   const headers = outboundHeaders(exchange);
   headers.push(...lengthHeaders(method, content));
   if (isUpgrade) headers.push('connection', 'Upgrade', 'upgrade', 'websocket');
-  // The path is built from the checked segments; the path as the client wrote it is not used. encodeURI does not encode
-  // the characters that RFC 3986 3.3 allows in a segment: "+49…" stays as clients write it. Nor does it encode `/`, `?`
-  // and `#`, which would end the segment.
-  const path = segments.map((segment) => encodeURI(segment).replace(/[/?#]/g, encodeURIComponent)).join('/');
   // The spread is last, because Node 20 takes twenty times as long for one that other fields follow.
-  return { method, path: `${prefix}/${path}${query && '?'}${query}`, headers, ...options };
+  return { method, path: `${prefix}${path}${query && '?'}${query}`, headers, ...options };
 }
 
 /**
@@ -5397,16 +5403,26 @@ async function readChunk(
   limitBytes = Infinity,
 ): Promise<Buffer | undefined> {
   exchange.throwIfEnded();
-  const isOver = () => message.readableEnded || (message.complete && message.readableLength === 0);
-  const canRead = () => message.readableLength > 0 || isOver() || message.destroyed;
-  const isWaiting = () => message.listenerCount('readable') === 0 && !canRead();
+  const isNew = message.listenerCount('readable') === 0;
   // A small body often comes in one packet with the headers; node:http parses it after this call.
-  if (isWaiting()) await undefined;
-  if (isWaiting()) { for (const event of ['readable', 'end', 'close', 'error']) message.on(event, exchange.wake); }
-  if (!canRead()) await exchange.waitUntil(canRead, timeoutMs, late);
+  if (isNew && !canRead(message)) await undefined;
+  if (isNew && !canRead(message)) {
+    for (const event of ['readable', 'end', 'close', 'error']) message.on(event, exchange.wake);
+  }
+  if (!canRead(message)) await exchange.waitUntil(() => canRead(message), timeoutMs, late);
   const chunk = message.read(message.readableLength > limitBytes ? limitBytes : undefined) as Buffer | null;
-  if (chunk === null && !isOver()) throw new Problem(broken, 'aborted');
+  if (chunk === null && !isRead(message)) throw new Problem(broken, 'aborted');
   return chunk ?? undefined;
+}
+
+/** Whether nothing of a message is left to read, and none is missing. */
+function isRead({ readableEnded, complete, readableLength }: IncomingMessage) {
+  return readableEnded || (complete && readableLength === 0);
+}
+
+/** Whether `read` gives a chunk, or there will be none. */
+function canRead(message: IncomingMessage) {
+  return message.readableLength > 0 || isRead(message) || message.destroyed;
 }
 
 // #endregion
@@ -5419,8 +5435,10 @@ async function readChunk(
  */
 function problemResponse(problem: Problem, requestId: string, req?: IncomingMessage, call?: { id: unknown }) {
   const { message, code, status, details: { allow, retryAfterMs } } = problem;
-  const error = call ? { code: -32000, message } : message;
-  const body = `${JSON.stringify({ ...call && { jsonrpc: '2.0', ...call }, error, code, requestId })}\n`;
+  const answer = call
+    ? { jsonrpc: '2.0', id: call.id, error: { code: -32000, message }, code, requestId }
+    : { error: message, code, requestId };
+  const body = `${JSON.stringify(answer)}\n`;
   const headers: OutgoingHttpHeaders = {
     'Content-Type': 'application/json',
     'Content-Length': Buffer.byteLength(body),
@@ -5527,8 +5545,12 @@ function endToEndFields({ headers, rawHeaders }: IncomingMessage, isDropped: (na
  * @param fields name and value in turn.
  */
 function headerValues(fields: readonly string[], name: string) {
-  const isNamed = (field: string) => field.length === name.length && field.toLowerCase() === name;
-  return fields.filter((_, i) => i % 2 === 1 && isNamed(fields[i - 1]!));
+  const values: string[] = [];
+  for (let i = 0; i < fields.length; i += 2) {
+    const field = fields[i]!;
+    if (field.length === name.length && field.toLowerCase() === name) values.push(fields[i + 1]!);
+  }
+  return values;
 }
 
 /**
