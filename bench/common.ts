@@ -46,7 +46,17 @@ export interface Job {
 
 /** What a process reports. */
 export type Told = Record<
-  'port' | 'cpuUs' | 'bytes' | 'highBytes' | 'slotsUs' | 'count' | 'tookMs' | 'medianMs' | 'p99Ms',
+  | 'port'
+  | 'cpuUs'
+  | 'bytes'
+  | 'highBytes'
+  | 'heapBytes'
+  | 'promises'
+  | 'slotsUs'
+  | 'count'
+  | 'tookMs'
+  | 'medianMs'
+  | 'p99Ms',
   number
 >;
 

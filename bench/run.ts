@@ -9,9 +9,9 @@
  *   bare 401         a bare node:http server that answers 401 and reads nothing
  *
  * `npm run bench` measures the compiled file on the Node that runs it. `npm run bench:deno` measures gateway.ts, and so
- * does `node bench/run.ts` (22.18 and newer). GATEWAY_FILE names another file. `--beside FILE` measures a second gateway
- * in the same rounds: another version (compiled, for Node 20). `--only PATTERN` measures only the rows that match a
- * regular expression; `slots`, `2 tokens`, `50 tokens`, `alerts`, `hostile JSON` and `idle` are also rows.
+ * does `node bench/run.ts` (22.18 and newer). GATEWAY_FILE names another file. `--beside DIR` measures the gateway of another
+ * checkout in the same rounds; `--beside FILE`, a compiled one. `--only PATTERN` measures only the rows that match a
+ * regular expression; `start`, `counted`, `slots`, `2 tokens`, `50 tokens`, `alerts`, `hostile JSON` and `idle` are also rows.
  *
  * Only ratios are meaningful. Ratios of processor time are more reliable than ratios of throughput, because the load,
  * the backend and other work on the machine need the same cores. Processor time is user and system time of the server's
@@ -37,9 +37,13 @@
  * more even without a queue, by more than the queue adds and less evenly. So V8's profiler measures "the queue alone":
  * the time in the class `Slots` and in what it calls outside the gateway's file. Only Node has this profiler.
  *
+ * The row "start" has the processor time until a gateway that runs as users start it listens, and until a second later,
+ * when it has asked the backend. The row "counted" has what a send allocates on V8's heap, as its sampling profiler
+ * sees it, and the promises that it makes, as async_hooks sees them; only on Node.
+ *
  * The rows "idle" are of gateways that run as users start them, with variables alone or with a file, and of a bare
  * node:http server, side by side for half a minute in which nobody talks to them: how often their threads wake up
- * (voluntary context switches), and the processor time. Only on Linux.
+ * (voluntary context switches), the processor time, and the memory after it. Only on Linux.
  *
  * The row "alerts" is a body of Alertmanager, 945 KiB, whose texts have a `\n`: the gateway builds a message from it. It
  * is compared with the same body without an escape. The row "hostile JSON" is the median of the small sends of a token,
@@ -50,8 +54,9 @@
  * Children exit when their standard input ends. Results are in RESULTS.md.
  */
 
-import { type ChildProcess, spawn } from 'node:child_process';
-import { mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
+import { type ChildProcess, execFileSync, spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { mkdtempSync, readdirSync, readFileSync, rmSync, statSync, writeFileSync } from 'node:fs';
 import { arch, availableParallelism, cpus, loadavg, platform, tmpdir } from 'node:os';
 import { extname, join } from 'node:path';
 import { createInterface } from 'node:readline';
@@ -89,7 +94,7 @@ const SLICE_REQUESTS = 300;
 const EXTENSION = extname(fileURLToPath(import.meta.url));
 const GATEWAYS: Record<string, string> = {
   gateway: process.env.GATEWAY_FILE ?? fileURLToPath(new URL(`../gateway${EXTENSION}`, import.meta.url)),
-  ...(options.beside && { beside: options.beside }),
+  ...(options.beside && { beside: compiled(options.beside) }),
 };
 const RELAYS = [...Object.keys(GATEWAYS), 'node:http relay'];
 const SENDERS = [...Object.keys(GATEWAYS), 'parallel 4', 'node:http relay'];
@@ -108,6 +113,17 @@ const REFUSAL_GOALS: Goals = { 'bare 401': RUNTIME === 'Node' ? '≥ 0.5' : unde
 const UPLOAD_GOALS: Goals = {
   'node:http relay': RUNTIME !== 'Node' ? undefined : IS_OLD_NODE ? '≥ 0.5' : '≥ 0.55',
 };
+
+/** The gateway of a checkout, compiled as this one was; a file as it is. */
+function compiled(path: string): string {
+  if (!statSync(path).isDirectory()) return path;
+  const source = join(path, 'gateway.ts');
+  if (EXTENSION === '.ts') return source;
+  const to = fileURLToPath(new URL('../beside', import.meta.url));
+  const flags = '--ignoreConfig --target es2023 --module nodenext --types node --skipLibCheck --outDir'.split(' ');
+  execFileSync('tsc', [source, ...flags, to], { stdio: 'inherit' });
+  return join(to, 'gateway.js');
+}
 
 // ── CHILDREN ─────────────────────────────────────────────────────────────────────────────────────
 
@@ -281,7 +297,8 @@ async function measureAll(): Promise<void> {
       ...job,
     });
 
-  if (isWanted('start, memory idle')) await measureStart(startServer, drive);
+  if (isWanted('start') && platform() === 'linux') await measureStart(backend);
+  if (isWanted('counted') && RUNTIME === 'Node') await measureCounts(startServer, drive);
   if (isWanted('memory after sends')) await measureMemory(startServer, drive);
   const children: Record<string, Child> = {};
   for (const server of new Set([...SENDERS, ...REFUSERS])) children[server] = await startServer(server);
@@ -302,19 +319,49 @@ async function memoryMiB({ ask }: Child): Promise<number> {
   return (await ask()).bytes / 2 ** 20;
 }
 
-async function measureStart(startServer: StartServer, drive: Drive): Promise<void> {
+/** Runs a server as its users start it; resolves when it listens. */
+async function run(server: string, backend: Child, env: NodeJS.ProcessEnv, args: string[] = []): Promise<ChildProcess> {
+  const relay = fileURLToPath(new URL(`server${EXTENSION}`, import.meta.url));
+  const program = GATEWAYS[server]
+    ? [GATEWAYS[server], '--listen', '127.0.0.1:0', '--backend', `http://127.0.0.1:${backend.port}`, ...args]
+    : [relay, server, String(backend.port)];
+  const child = spawn(process.execPath, [...process.execArgv, ...program], { env: { ...process.env, ...env } });
+  // The first line of a gateway is on its standard output, that of another server on standard error.
+  await Promise.race([once(child.stdout!.resume(), 'data'), once(child.stderr!.resume(), 'data')]);
+  return child;
+}
+
+async function measureStart(backend: Child): Promise<void> {
   const found = await inTurns(RELAYS, SCALE.rounds + 1, async (server) => {
-    const startMs = performance.now();
-    const child = await startServer(server);
-    const tookMs = performance.now() - startMs;
-    await drive(child, { row: 'start', connections: 1, count: 1 });
-    await delay(200); // for work that is left from the start
-    const values = [tookMs, await memoryMiB(child)];
-    child.stop();
-    return values;
+    const child = await run(server, backend, { GATEWAY_TOKENS: SECRET });
+    const [, listeningMs] = activityOf(child);
+    await delay(1000);
+    const [, nextMs] = activityOf(child);
+    child.kill();
+    return [listeningMs, nextMs];
   });
   for (const server of RELAYS) found[server]!.shift(); // the files were not in memory yet
-  report('start, memory idle', ['ms', 'MiB'], found);
+  report('start', ['ms', 'ms a second later'], found);
+}
+
+/** What a send allocates, and how many promises it makes. */
+async function measureCounts(startServer: StartServer, drive: Drive): Promise<void> {
+  const count = 3000;
+  const found: Found = {};
+  for (const server of RELAYS) {
+    const child = await startServer(server);
+    await drive(child, { row: `counted, ${server}`, count: WARM_UP.requests });
+    const values: number[] = [];
+    for (const counts of ['heap', 'promises']) {
+      await child.ask({ counts });
+      await drive(child, { row: `counted, ${server}`, count });
+      const { heapBytes, promises } = await child.ask();
+      values.push(counts === 'heap' ? heapBytes / 1024 / count : promises / count);
+    }
+    found[server] = [values];
+    child.stop();
+  }
+  report('a send, counted', ['KiB of heap', 'promises'], found);
 }
 
 /** Uploads after sends, each time in a fresh process, because V8's young generation grows and does not shrink. */
@@ -453,30 +500,25 @@ async function measureIdle(backend: Child): Promise<void> {
   const folder = mkdtempSync(join(tmpdir(), 'idle-'));
   const file = join(folder, 'gateway.json');
   writeFileSync(file, JSON.stringify({ tokens: { bench: { secret: SECRET } } }), { mode: 0o600 });
-  const common = ['--listen', '127.0.0.1:0', '--backend', `http://127.0.0.1:${backend.port}`];
   const children: [row: string, server: string, child: ChildProcess][] = [];
-  const run = (row: string, server: string, args: string[], env: NodeJS.ProcessEnv = {}): void => {
-    const child = spawn(process.execPath, [...process.execArgv, ...args], { env: { ...process.env, ...env } });
-    child.stdout!.resume();
-    child.stderr!.on('data', (text) => console.error(`${server}: ${text}`));
-    children.push([row, server, child]);
-  };
-  const bare = "require('node:http').createServer().listen(0, '127.0.0.1')";
-  for (const [server, program] of Object.entries(GATEWAYS)) {
-    run('idle, variables', server, [program, ...common], { GATEWAY_TOKENS: SECRET });
-    run('idle, a file', server, [program, '--config', file, ...common]);
+  for (const server of RELAYS) {
+    children.push(['idle, variables', server, await run(server, backend, { GATEWAY_TOKENS: SECRET })]);
+    if (GATEWAYS[server]) children.push(['idle, a file', server, await run(server, backend, {}, ['--config', file])]);
   }
-  if (RUNTIME === 'Node') run('idle', 'bare node:http', ['-e', bare]);
   await delay(20_000); // for work that is left from the start: V8 collects garbage some 8 s later
   const before = children.map(([, , child]) => activityOf(child));
   await delay(30_000);
   const found = new Map<string, Found>();
+  const memory: Found = {};
   for (const [i, [row, server, child]] of children.entries()) {
     const slice = activityOf(child).map((value, j) => value - before[i]![j]!);
     found.set(row, { ...found.get(row), [server]: [slice] });
+    const [, kib] = /^VmRSS:\s*(\d+)/m.exec(readFileSync(`/proc/${child.pid}/status`, 'utf8'))!;
+    memory[server] ??= [[Number(kib) / 1024]];
     child.kill();
   }
   for (const [row, slices] of found) report(row, ['wake-ups', 'ms'], slices);
+  report('memory, idle', ['MiB'], memory);
   rmSync(folder, { recursive: true });
 }
 

@@ -3,6 +3,7 @@
  * It exits when its standard input ends, reports on standard error, and leaves standard output to the gateway's log.
  */
 
+import { createHook } from 'node:async_hooks';
 import { once } from 'node:events';
 import { readFileSync } from 'node:fs';
 import http from 'node:http';
@@ -108,14 +109,44 @@ async function serve(server: http.Server): Promise<void> {
   server.keepAliveTimeout = 0; // no connection is dropped while others have their turn
   say({ port: (server.address() as AddressInfo).port });
   let profile: Session | undefined;
+  let endCount = (): Promise<object> | object => ({});
   onLines(async (line) => {
-    const { profiles } = JSON.parse(line) as { profiles?: boolean };
+    const { profiles, counts } = JSON.parse(line) as { profiles?: boolean; counts?: 'heap' | 'promises' };
     const { user, system } = process.cpuUsage();
     const slotsUs = profile ? await endProfile(profile) : 0;
     profile = profiles ? await startProfile() : undefined;
     const highBytes = process.resourceUsage().maxRSS * 1024;
-    say({ cpuUs: user + system, bytes: process.memoryUsage.rss(), highBytes, slotsUs });
+    const counted = await endCount();
+    endCount = counts ? await startCount(counts) : () => ({});
+    say({ cpuUs: user + system, bytes: process.memoryUsage.rss(), highBytes, slotsUs, ...counted });
   });
+}
+
+/** Counts what is allocated on the heap, or the promises that are made, until the returned function is called. */
+async function startCount(what: 'heap' | 'promises'): Promise<() => Promise<object> | object> {
+  if (what === 'promises') {
+    let promises = 0;
+    const hook = createHook({ init: (_, type) => void (type === 'PROMISE' && promises++) }).enable();
+    return () => {
+      hook.disable();
+      return { promises };
+    };
+  }
+  const { Session } = await import('node:inspector/promises');
+  const session = new Session();
+  session.connect();
+  await session.post('HeapProfiler.startSampling', {
+    samplingInterval: 1024, // in bytes
+    includeObjectsCollectedByMajorGC: true,
+    includeObjectsCollectedByMinorGC: true,
+  });
+  return async () => {
+    const { profile: { head } } = await session.post('HeapProfiler.stopSampling');
+    session.disconnect();
+    const bytesOf = ({ selfSize, children }: typeof head): number =>
+      children.reduce((sum, child) => sum + bytesOf(child), selfSize);
+    return { heapBytes: bytesOf(head) };
+  };
 }
 
 async function startProfile(): Promise<Session> {
