@@ -6425,14 +6425,19 @@ function readFile(path: unknown, missing = '') {
   const user = uid === undefined ? '' : ` by user ${uid}`;
   const explain = ({ code, name }: NodeJS.ErrnoException) => {
     const shown = showPath(path);
-    const ofRoot = code === 'EACCES' && ownerOf(path) === 0 ? '; outside of a container, try sudo' : '';
-    const advice = adviceFor(READ_HINTS, code ?? '') + ofRoot;
+    const advice = adviceFor(READ_HINTS, code ?? '') + (code === 'EACCES' ? adviceOnAccess(path, uid) : '');
     if (code !== 'ENOENT') return `${shown} cannot be read${user} (${code ?? name})${advice}`; // Deno's NotCapable has no code
     if (shown === path) return `${resolve(path)} does not exist${missing}`;
     return `the file does not exist${isAbsolute(path) ? '' : ` in ${process.cwd()}`}${missing}`;
   };
   FILES_READ.set(path, stampOf(path)); // first: a change from here on is noticed
   return attempt(() => readFileSync(path, 'utf8'), explain);
+}
+
+/** Users of services have ids below 1000: for them sudo changes nothing, and systemd hides the folders of people. */
+function adviceOnAccess(path: string, uid = 1000) {
+  if (uid >= 1000) return ownerOf(path) === 0 ? '; outside of a container, try sudo' : '';
+  return /^\/(?:home|root)\//.test(resolve(path)) ? '; files under /home are hidden from a service' : '';
 }
 
 /** The user to whom a file belongs, if that can be looked up. */
@@ -6981,7 +6986,7 @@ async function addToken({ file, env, flags }: CommandInput, name: string, words:
   const advice = address.host.startsWith('HOST')
     ? '\n\nHOST stands for the name or address by which the client reaches this gateway.'
     : settings.listen.isLocal
-    ? '\n\nA client on another machine needs this machine\'s address there, and "listen" must be ":PORT".'
+    ? '\n\nA client on another machine needs this machine\'s address there, and ":PORT" as "listen" or GATEWAY_LISTEN.'
     : '';
   const block = before === undefined ? after : `"${name}": ${JSON.stringify(token, null, 2)}\n`;
   const where = before === undefined ? 'save the lines above as that file' : 'put the first lines into its "tokens"';
@@ -6991,7 +6996,7 @@ async function addToken({ file, env, flags }: CommandInput, name: string, words:
     ? `may send from ${lists.senders?.[0] === '*' ? 'any account' : number} to ${ids.join(', ')}`
     : 'may read the metrics';
   const force = before === undefined
-    ? 'The file is new: a gateway reads it when it starts.'
+    ? 'The file is new: a gateway that starts or runs with this path has this token alone.'
     : `A gateway that runs with this file accepts it in ${IN_FORCE_SECONDS} s.`;
   const trial = isSender ? `\nThe command "test ${name}" sends a message as it would.` : '';
   const reply = client.repliesToUuids && ids.some((id) => NUMBER.test(id))

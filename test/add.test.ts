@@ -725,6 +725,20 @@ suite('add', SIDE_BY_SIDE, () => {
     assert.match(other.stderr, /\(EACCES\); let this user read it: chown or chmod\n$/);
   });
 
+  test('the user of a service is not told to try sudo, but that files under /home are hidden from it', {
+    skip: !isRoot && 'needs root',
+  }, async (t) => {
+    const file = fileWith(t, {});
+    chmodSync(file, 0o600);
+    chmodSync(dirname(file), 0o755);
+    const check = async (path: string) => (await runAsNobody(t, ['--config', path, '--check'], {}, 999)).stderr;
+    assert.match(await check(file), /\(EACCES\); let this user read it: chown or chmod\n$/);
+    assert.match(
+      await check('/root/gateway.json'),
+      /: chown or chmod; files under \/home are hidden from a service\n$/,
+    );
+  });
+
   test("a bot's owner is told that it replies to UUIDs, and which command lists them", async (t) => {
     const { url, asked } = await startKnowing(t);
     const outputOf = async (client: string, ...ids: string[]) => {

@@ -98,71 +98,161 @@ suite('the package for Debian', SIDE_BY_SIDE, () => {
     assert.deepEqual([...new Set(groupsOf(ALL_PAGES, /(signal-gateway_[^`\s]*\.deb)/g))], [name]);
   });
 
-  /** Runs the command with the paths of a folder, and programs there that note how they are called. */
-  async function runCommand(dir: string, uid: number, args: string[], code = 0) {
+  /**
+   * Runs the command with the paths of a folder, and programs there that note how they are called. What systemd-run is
+   * told to run does run, as systemd starts it: "$$" is a "$", and there are no other variables than those of the unit.
+   */
+  async function runCommand(dir: string, args: string[], { uid = 0, env = '', input = '', code = 0, state = '' } = {}) {
     const bin = join(dir, 'bin');
     await mkdir(bin, { recursive: true });
-    const note = (name: string) => `#!/bin/sh\necho "${name} $*"\n`;
-    for (const name of ['setpriv', 'chgrp', 'systemctl']) {
-      await writeFile(join(bin, name), note(name), { mode: 0o755 });
-    }
+    const calls = join(dir, 'calls');
+    await writeFile(calls, '');
+    const program = (name: string, body = '') =>
+      writeFile(join(bin, name), `#!/bin/bash\nprintf '%s\\n' "${name} $*" >> ${calls}\n${body}\n`, { mode: 0o755 });
+    await program('chgrp');
+    await program('systemd-run', `while [[ $1 == --* ]]; do shift; done\nexec env -i ${env} "\${@//\\$\\$/$}"`);
+    await program('node', `printf '%s\\n' "$@"; env | grep ^GATEWAY_ | sort\ncat; exit ${code}`);
+    await program('ss', `echo 'LISTEN 0 511 *:8880 *:* users:(("node",pid=123,fd=18))'`);
+    await program(
+      'systemctl',
+      `case "$*" in
+        cat*) cat ${join(HERE, 'packaging/signal-gateway.service')} ;;
+        show*) echo ${state === 'starting' ? 12 : 123} ;;
+        *is-enabled*) [ "${state}" != disabled ] ;;
+        *is-active*) [ "${state}" = active ] ;;
+      esac`,
+    );
     await writeFile(join(bin, 'id'), `#!/bin/sh\necho ${uid}\n`, { mode: 0o755 });
-    await writeFile(join(bin, 'node'), `${note('node')}env | grep ^GATEWAY_ | sort\nexit ${code}\n`, { mode: 0o755 });
     const text = read('packaging/signal-gateway').replaceAll('/etc/signal-gateway', dir)
-      .replace('/usr/bin/node', join(bin, 'node')).replace('/usr/share/signal-gateway/', '');
+      .replaceAll('/usr/bin/node', join(bin, 'node')).replaceAll('/usr/share/signal-gateway/', '')
+      .replace('/run/systemd/system', dir);
     await writeFile(join(dir, 'command'), text, { mode: 0o755 });
-    const env = { PATH: `${bin}:${process.env.PATH}` };
-    const { status, stdout, stderr } = spawnSync(join(dir, 'command'), args, { env, encoding: 'utf8' });
-    return { status, stderr, lines: stdout.split('\n').slice(0, -1) };
+    const { status, stdout, stderr } = spawnSync(join(dir, 'command'), args, {
+      cwd: dir,
+      env: { PATH: `${bin}:${process.env.PATH}`, GATEWAY_LISTEN: 'of the caller' },
+      encoding: 'utf8',
+      input,
+    });
+    const noted = (await readFile(calls, 'utf8')).split('\n').slice(0, -1);
+    const [run = ''] = noted.filter((line) => line.startsWith('systemd-run'));
+    return { status, stderr, lines: stdout.split('\n').slice(0, -1), run, calls: noted };
   }
 
-  test('its command reads variables as systemd does, and nothing in them is run', async (t) => {
+  test('systemd reads the variables for its command as for the service, which sees the same files', async (t) => {
     const dir = folder(t);
-    await writeFile(
-      join(dir, 'environment'),
-      ` # GATEWAY_A=comment
-;GATEWAY_B=comment
-GATEWAY_LISTEN=:8880  
-  GATEWAY_CORS="https://a.example, https://b.example"
-GATEWAY_RECIPIENTS='+15550100002'
-GATEWAY_TOKENS=home=a b$HOME\`id\`;echo "no" #no
-GATEWAY_LIMITS_BODY=1MiB`,
+    const odd = ['--config', 'a  $HOME ${HOME} $$ "b".json', 'render', 'home', ''];
+    const { status, lines, run } = await runCommand(dir, odd, { input: 'the body\n', code: 7 });
+    assert.deepEqual([status, ...lines], [7, 'gateway.mjs', ...odd, 'the body']);
+    const [, properties = ''] = /^systemd-run --quiet --pipe --wait --collect --unit=\S+ (.*?) \/bin\/sh /.exec(run)!;
+    assert.deepEqual(
+      properties.split(' --property=').sort(),
+      [
+        '--property=User=signal-gateway',
+        'Environment=GATEWAY_CONFIG=/etc/signal-gateway/gateway.json',
+        'EnvironmentFile=-/etc/signal-gateway/environment',
+        'PrivateTmp=yes',
+        'ProtectHome=yes',
+        `WorkingDirectory=-${dir}`,
+      ].sort(),
     );
-    const { status, lines } = await runCommand(dir, 1000, ['render', 'a b']);
-    assert.deepEqual([status, ...lines], [
-      0,
-      'node gateway.mjs render a b',
-      `GATEWAY_CONFIG=${dir}/gateway.json`,
-      'GATEWAY_CORS=https://a.example, https://b.example',
-      'GATEWAY_LIMITS_BODY=1MiB',
-      'GATEWAY_LISTEN=:8880',
-      'GATEWAY_RECIPIENTS=+15550100002',
-      'GATEWAY_TOKENS=home=a b$HOME`id`;echo "no" #no',
-    ]);
   });
 
-  test('as root, add lets the service read the file and starts it; everything else runs as its user', async (t) => {
+  test('tokens of the variables need no file, for its command and for its service', async (t) => {
+    const dir = folder(t);
+    const [, started = ''] = /^ExecStart=\/bin\/sh -c '(.*); exec .*'$/m.exec(
+      read('packaging/signal-gateway.service'),
+    )!;
+    assert.ok(read('packaging/signal-gateway').includes(started.replaceAll('$$', '$')), started);
+    const config = `GATEWAY_CONFIG=${dir}/gateway.json`;
+    const gets = async (env: string) => (await runCommand(dir, ['--check'], { env })).lines.slice(2);
+    assert.deepEqual(await gets(config), [config]);
+    assert.deepEqual(await gets(`${config} GATEWAY_TOKENS=home=x`), ['GATEWAY_TOKENS=home=x']);
+    assert.deepEqual(await gets(`${config} GATEWAY_TOKENS_FILE=x`), ['GATEWAY_TOKENS_FILE=x']);
+    await writeFile(join(dir, 'gateway.json'), '{}');
+    assert.deepEqual(await gets(`${config} GATEWAY_TOKENS=home=x`), [config, 'GATEWAY_TOKENS=home=x']);
+  });
+
+  test('its command names the lines of the variables that systemd ignores', async (t) => {
+    const dir = folder(t);
+    const rows: [text: string, ...lines: string[]][] = [
+      [read('packaging/environment')],
+      ['# a "b\n;c\n  # d\n\t\n\r\nGATEWAY_LISTEN=:8880\n \tGATEWAY_CORS\t= x \\\n y \\\n# z\r\nX=1\\\\\nexport'],
+      ['GATEWAY_TOKENS="home=a,\nphone: b"\nGATEWAY_CORS=\'it"s\''],
+      ['export GATEWAY_LISTEN=:1', '1 is not NAME=VALUE'],
+      ['- A=1\nB: 2\nC\nD-E=3\n1F=4', ...[1, 2, 3, 4, 5].map((line) => `${line} is not NAME=VALUE`)],
+      ['\uFEFFGATEWAY_LISTEN=:1\nX', '1 begins with an invisible byte order mark', '2 is not NAME=VALUE'],
+    ];
+    for (const [text, ...lines] of rows) {
+      await writeFile(join(dir, 'environment'), text);
+      const { status, stderr } = await runCommand(dir, ['--check']);
+      assert.deepEqual([status, ...stderr.split('\n')], [
+        0,
+        ...lines.map((line) => `warning: ${dir}/environment:${line}, so it is ignored`),
+        '',
+      ], text);
+    }
+    for (const [text, isIgnored] of [['A=k\xFCche', true], ['# k\xFCche\nA=b', false]] as const) {
+      await writeFile(join(dir, 'environment'), text, 'latin1');
+      const { stderr } = await runCommand(dir, ['--check']);
+      assert.equal(stderr, isIgnored ? `warning: ${dir}/environment is not UTF-8, so all of it is ignored\n` : '');
+    }
+  });
+
+  test('add and remove write as root, and add starts the service, and waits until it listens', async (t) => {
     const dir = folder(t);
     const file = join(dir, 'gateway.json');
-    const asUser = '--reuid=signal-gateway --regid=signal-gateway --init-groups';
-    const test = await runCommand(dir, 0, ['test', 'home']);
-    assert.deepEqual(test.lines, [`setpriv ${asUser} ${dir}/bin/node gateway.mjs test home`]);
-
+    const env = `PATH=${dir}/bin:${process.env.PATH} GATEWAY_CONFIG=${file}`;
     await writeFile(file, '{}', { mode: 0o600 });
-    const failed = await runCommand(dir, 0, ['add', 'home'], 2);
-    assert.deepEqual([failed.status, failed.lines], [2, ['node gateway.mjs add home', `GATEWAY_CONFIG=${file}`]]);
-    assert.equal((await stat(file)).mode & 0o777, 0o600, 'nothing follows a failure');
+    const failed = await runCommand(dir, ['add', 'home'], { env, code: 2 });
+    assert.deepEqual([failed.status, failed.calls.length], [2, 3], 'nothing follows a failure');
+    assert.doesNotMatch(failed.run, /User=/);
+    assert.equal((await stat(file)).mode & 0o777, 0o600);
 
-    const { status, lines } = await runCommand(dir, 0, ['--backend', 'http://nas:8080', 'add', 'home']);
-    assert.deepEqual([status, ...lines], [
+    const added = ['--backend', 'http://nas:8080', 'add', 'home'];
+    const done = await runCommand(dir, added, { env });
+    assert.deepEqual([done.status, done.stderr, ...done.lines], [
       0,
-      'node gateway.mjs --backend http://nas:8080 add home',
+      `The service has started, and listens. Its variables are in ${dir}/environment.\n`,
+      'gateway.mjs',
+      ...added,
       `GATEWAY_CONFIG=${file}`,
+    ]);
+    assert.deepEqual(done.calls.slice(2), [
+      'node gateway.mjs --backend http://nas:8080 add home',
       `chgrp signal-gateway ${file}`,
       'systemctl --quiet is-enabled signal-gateway',
+      'systemctl --quiet is-active signal-gateway',
       'systemctl start signal-gateway',
+      'systemctl show --property=MainPID --value signal-gateway',
+      'ss -Hltnp',
     ]);
     assert.equal((await stat(file)).mode & 0o777, 0o640);
+
+    const stuck = await runCommand(dir, ['add', 'home'], { env, state: 'starting' });
+    assert.equal(stuck.status, 1);
+    assert.match(stuck.stderr, /^signal-gateway: the service does not listen: .* shows why\n$/);
+    for (
+      const [args, state] of [[['add', 'x'], 'disabled'], [['add', 'x'], 'active'], [['remove', 'x'], '']] as const
+    ) {
+      const { status, stderr, calls } = await runCommand(dir, [...args], { env, state });
+      assert.deepEqual([status, stderr, calls.filter((line) => line.includes(' start '))], [0, '', []], state);
+    }
+  });
+
+  test('its command needs root, but for the overview, the version and the demo', async (t) => {
+    const dir = folder(t);
+    const { status, stderr, calls } = await runCommand(dir, ['--check'], { uid: 1000 });
+    assert.deepEqual([status, calls], [2, []]);
+    assert.match(stderr, /write sudo before it\n$/);
+    for (const args of [['--help'], ['-v'], ['--listen', ':1', '--demo']]) {
+      const { status, calls } = await runCommand(dir, args, { uid: 1000 });
+      assert.deepEqual([status, calls], [0, [`node gateway.mjs ${args.join(' ')}`]]);
+    }
+  });
+
+  test('its variables keep the bytes of 1.0.0, because otherwise an upgrade asks whoever has changed them', () => {
+    const digest = createHash('sha256').update(read('packaging/environment')).digest('hex');
+    assert.equal(digest, 'a867ed649d26bda70da4a3849f1bdf42df26e7b8f616006b77f185af2ae47ae4');
   });
 
   test('its unit is the one of the page, and a system call that it does not allow is an error, not the end', () => {
@@ -170,6 +260,8 @@ GATEWAY_LIMITS_BODY=1MiB`,
     assert.deepEqual(blocks('ini', INSTALLING).filter((block) => block.includes('ExecStart=')), [unit]);
     // Node 20 of Debian 13 asks for memory protection keys, where the processor has some.
     assert.match(unit, /^SystemCallFilter=@system-service\n(?:#.*\n)*SystemCallErrorNumber=EPERM$/m);
+    // SIGHUP ends a process that does not listen yet, and systemd would take that for a success.
+    assert.match(unit, /^ExecReload=\/bin\/sh -c 'kill -HUP \$\$MAINPID'$[^]*^RestartForceExitStatus=SIGHUP$/m);
   });
 });
 

@@ -216,13 +216,13 @@ export const isRoot = process.getuid?.() === 0;
 export const NOBODY = 65_534;
 
 /** Runs a command line as a user who is not root, once the program is loaded: they may not have access to the runtime. */
-export async function runAsNobody(t: TestContext, args: string[], env: NodeJS.ProcessEnv = {}) {
+export async function runAsNobody(t: TestContext, args: string[], env: NodeJS.ProcessEnv = {}, uid = NOBODY) {
   const runner = script(
     t,
     `import process from 'node:process';
     import { run } from ${JSON.stringify(String(pathToFileURL(program().at(-1)!)))};
     const { PATH, ...env } = process.env;
-    if (${isRoot}) { process.setgroups?.([]); process.setgid(${NOBODY}); process.setuid(${NOBODY}); }
+    if (${isRoot}) { process.setgroups?.([]); process.setgid(${uid}); process.setuid(${uid}); }
     process.chdir('/'); // they may not have access to this folder either
     const { code, stdout, stderr } = await run(process.argv.slice(2), env, () => Buffer.alloc(0));
     process.stdout.write(stdout);
