@@ -169,7 +169,8 @@ suite('pages', SIDE_BY_SIDE, () => {
     const others = ['MODE', 'TEST_SEED', 'TEST_GATEWAY_FILE', 'SEND', 'DEFAULT_RECIPIENT_CUSTOM'];
     others.push('SIGNAL_API_URL', 'SIGNAL_ACCOUNT', 'API_RETRIES');
     const known = new Set([...SETTING_ROWS.map(([, env]) => env), 'GATEWAY_TOKENS_FILE', 'GATEWAY_CONFIG', ...others]);
-    const used = [...blocks('sh|yaml|ini'), ...groupsOf(ALL_PAGES, /`([^`\n]+)`/g)]
+    const unit = read('packaging/signal-gateway.service');
+    const used = [unit, ...blocks('sh|yaml|ini'), ...groupsOf(ALL_PAGES, /`([^`\n]+)`/g)]
       .flatMap((text) => groupsOf(text, /(?:^|[\s`=-])([A-Z][A-Z_]{2,})(?:=|: )/gm));
     for (const name of ['GATEWAY_TRUSTED_PROXIES', 'GATEWAY_CONFIG', 'GATEWAY_TLS_KEY']) {
       assert.ok(used.includes(name), name);
@@ -271,10 +272,10 @@ suite('pages', SIDE_BY_SIDE, () => {
     const [, option] = /^const YOUNG = '(.*)';$/m.exec(read('bench/run.ts'))!;
     const dockerfile = read('Dockerfile');
     const starts = groupsOf(
-      ALL_PAGES + dockerfile,
-      /^ *((?:command: |ENTRYPOINT )\["node".*\]|ExecStart=\/usr\/bin\/node.*)/gm,
+      ALL_PAGES + dockerfile + read('packaging/signal-gateway.service'),
+      /^ *((?:command: |ENTRYPOINT )\["node".*\]|ExecStart=.*\/usr\/bin\/node.*)/gm,
     );
-    assert.equal(starts.length, 2, starts.join('\n')); // a unit, and the image
+    assert.equal(starts.length, 2, starts.join('\n')); // the unit, and the image
     for (const start of starts) assert.ok(start.includes(option!), start);
   });
 
