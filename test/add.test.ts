@@ -134,8 +134,17 @@ function linesByClient(page: string, heading: string): Map<string, string[]> {
   return found;
 }
 
-/** The clients of a row in "Every client". */
-const namesIn = (row: string): string[] => row.split(' | ')[0]!.slice(2).replace(/, `.*/, '').split(/, | and /);
+/** The rows of the tables in "Every client", each with the texts in backticks of its cells, and its first client. */
+const CLIENT_ROWS = CONNECTING.split('\n## ')[1]!.split('\n').filter((line) => /^\| (?!.*`--for`)/.test(line)).map(
+  (line) => {
+    const cells = line.slice(2, -2).split(' | ');
+    const [, name] = /^\[?([^\],]+)/.exec(cells[0]!)!;
+    return { name: name!, isClient: cells.length === 3, codes: cells.map((cell) => groupsOf(cell, /`([^`]+)`/g)) };
+  },
+);
+
+/** What a client's owner enters has the token, the gateway's address, the account or a recipient. */
+const ENTERED = /TOKEN|gateway:8880|\+1555/;
 
 /** The names of what lies beside a file: nothing else may be left. */
 const beside = (file: string): string[] => readdirSync(dirname(file));
@@ -210,18 +219,16 @@ suite('add', SIDE_BY_SIDE, () => {
     const help = (await cli(['--help'])).stdout;
     const clients = /^CLIENT: ([^.]*)\./m.exec(help)![1]!.split(/,\s+/);
     assert.ok(clients.length >= 8, help);
-    const ofRows = groupsOf(CONNECTING, /^\| (.*, `--for .*?) \|/gm);
-    const ofPage = new Set(ofRows.flatMap((cell) => groupsOf(cell, /`--for ([\w-]+)`/g)));
-    assert.deepEqual(difference('docs/clients.md', [...ofPage], '--help', clients), []);
-    const entered = linesByClient(CONNECTING, 'Every client');
-    const [, table] = /\n\|---\|---\|---\|\n([^]*?)\n\n/.exec(CONNECTING)!;
-    const names = table!.split('\n').map(namesIn);
-    assert.deepEqual([...entered.keys()].filter((name) => !names.flat().includes(name)), [], 'lines without a row');
-    assert.deepEqual(names.filter(([first]) => !entered.has(first!)), [], 'rows without lines');
+    const [entries, rights] = [true, false].map((isClient) => CLIENT_ROWS.filter((row) => row.isClient === isClient));
+    const withRights = rights!.flatMap(({ codes }) => codes[0]!);
+    assert.deepEqual(difference('"allow" of docs/clients.md', withRights, '--help', clients), []);
+    const withEntries = [...new Set(entries!.flatMap(({ codes }) => codes[1]!))];
+    assert.deepEqual(difference('the clients of docs/clients.md', withEntries, '--help', clients), []);
     const common = linesByClient(README, 'Connect a client');
     assert.ok(common.size >= 5, [...common.keys()].join());
     for (const [name, lines] of common) {
-      assert.deepEqual(lines.filter((line) => !entered.get(name)?.includes(line)), [], `README.md: ${name}`);
+      const codes = entries!.find((row) => row.name === name)?.codes[2] ?? assert.fail(`README.md: ${name}`);
+      assert.deepEqual(lines.filter((line) => !codes.some((code) => line.endsWith(code))), [], `README.md: ${name}`);
     }
     const backend = await startBackend(t);
     for (const client of clients) {
@@ -231,13 +238,8 @@ suite('add', SIDE_BY_SIDE, () => {
       assert.equal(code, 0, stderr);
       const secret = secretIn(stdout);
       const config = JSON.parse(readFileSync(file, 'utf8'));
-      // Each of its rows in docs/clients.md has what the token may call.
-      const rows = CONNECTING.split('\n').filter((row) =>
-        row.startsWith('| ') && row.split(' | ')[0]!.includes(`\`--for ${client}\``)
-      );
-      const listed = rows.map((row) => groupsOf(row.split(' | ')[1]!, /`([^`]+)`/g));
-      assert.ok(rows.length > 0, `docs/clients.md has no row for ${client}`);
-      assert.deepEqual(listed, rows.map(() => config.tokens.x.allow), `"allow" of ${client} in docs/clients.md`);
+      const { codes } = rights!.find((row) => row.codes[0]!.includes(client))!;
+      assert.deepEqual(codes[1], config.tokens.x.allow, `"allow" of ${client} in docs/clients.md`);
       const gateway = await startGateway(t, backend, { tokens: config.tokens });
       // The address with its token in the line, or else in a header.
       const userinfo = /\bapi:[\w-]+@/.test(stdout) || /-u api:/.test(stdout);
@@ -259,14 +261,16 @@ suite('add', SIDE_BY_SIDE, () => {
         assert.equal((await ask(gateway, { ...own, ...send, body: other })).status, 403, client);
         assert.equal(backend.seen.length, seen, 'the backend saw nothing');
       }
-      // What is copied stands in the page, with its example's values. Of YAML there are the lines that name the gateway.
+      // What is entered stands in the first row of the client, with the page's example.
       const shown = stdout.split(secret).join('TOKEN').replace(/\bHOST(?=:8880|", "daemonPort)/g, 'gateway');
-      const [, printed] = shown.split('\n\n');
-      const lines = printed!.split('\n');
-      const isYaml = printed!.includes(':\n  - ');
-      const named = isYaml ? lines.filter((line) => /TOKEN|gateway:8880/.test(line)).map((line) => line.trim()) : lines;
-      const [first] = namesIn(rows[0]!);
-      assert.deepEqual(entered.get(first!), named, `the lines of ${client} in docs/clients.md`);
+      const printed = shown.split('\n\n')[1]!.split('\n').filter((line) => ENTERED.test(line));
+      const first = entries!.find((row) => row.codes[1]!.includes(client))!;
+      const entered = first.codes[2]!.filter((code) => ENTERED.test(code));
+      const isIn = (line: string) => entered.some((code) => line.endsWith(code));
+      const lines = client === 'home-assistant' ? printed.filter((line) => /TOKEN/.test(line)) : printed;
+      assert.deepEqual(lines.filter((line) => !isIn(line)), [], `the row of ${client} in docs/clients.md lacks these`);
+      const unprinted = entered.filter((code) => !lines.some((line) => line.endsWith(code)));
+      assert.deepEqual(unprinted, [], `"add" does not print these of the row of ${client} in docs/clients.md`);
     }
   });
 
@@ -291,7 +295,7 @@ suite('add', SIDE_BY_SIDE, () => {
     }
   });
 
-  test('a client may have several lines in docs/clients.md, indented ones too; one that is in no column is named', () => {
+  test('a client may have several lines in README.md, indented ones too; one that is in no column is named', () => {
     const page = (...lines: string[]) => `\n## All\n\n\`\`\`text\n${lines.join('\n')}\n\`\`\`\n`;
     const gatus = ['alerting:', '  signal:', '    api-url: "http://api:TOKEN@gateway:8880"'];
     const laid = gatus.map((line, i) => (i === 0 ? 'Gatus' : '').padEnd(16) + line);

@@ -58,11 +58,12 @@ suite('clients', SIDE_BY_SIDE, () => {
       "the methods of docs/clients.md's curl lines, and of its table",
     );
     assert.deepEqual(difference("docs/clients.md's curl lines", methods, 'METHOD_NAMES', METHOD_NAMES), []);
-    const [, send] = /^SEND=('.*')$/m.exec(CONNECTING)!;
+    const [, send] = /^SEND='(.*)'$/m.exec(CONNECTING)!;
     for (const config of [ALL_METHODS, {}]) {
       const { backend, gateway } = await startBoth(t, config);
       for (const [i, [line, method]] of lines.entries()) {
-        const mine = line.replace('TOKEN', SECRET).replace('"$SEND"', send!).replace('8880', String(gateway.port));
+        const mine = line.replace('TOKEN', SECRET).replace('8880', String(gateway.port))
+          .replace(/"(\{.*)\$SEND\}"/, (_, start: string) => `'${start.replaceAll('\\', '')}${send}}'`);
         const isTaken = config === ALL_METHODS || table[i]![1] === 'on';
         assert.equal((await askAsCurl(mine)).status, isTaken ? 201 : 401, method);
         if (isTaken) assert.equal(requests(gateway).at(-1)!.auth, method);
