@@ -165,9 +165,10 @@ suite('pages', SIDE_BY_SIDE, () => {
   });
 
   test('the pages name only existing variables, options, commands and scripts', () => {
-    // Those of the backend, the tests, the shell, netdata, another gateway, and a reader of the backend's WebSocket.
+    // Those of the backend, the tests, the shell, netdata, and clients.
     const others = ['MODE', 'TEST_SEED', 'TEST_GATEWAY_FILE', 'SEND', 'DEFAULT_RECIPIENT_CUSTOM'];
     others.push('SIGNAL_API_URL', 'SIGNAL_ACCOUNT', 'API_RETRIES');
+    others.push('SIGNAL_HTTP_URL', 'SIGNAL_API_TOKEN', 'SIGNAL_SERVICE_URL');
     const known = new Set([...SETTING_ROWS.map(([, env]) => env), 'GATEWAY_TOKENS_FILE', 'GATEWAY_CONFIG', ...others]);
     const unit = read('packaging/signal-gateway.service');
     const used = [unit, ...blocks('sh|yaml|ini'), ...groupsOf(ALL_PAGES, /`([^`\n]+)`/g)]

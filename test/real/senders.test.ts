@@ -186,7 +186,7 @@ real('mailrise sends a mail once to a slow backend, and defers one that is refus
     async (address, token, { backend }) => {
       const port = await sparePort();
       const listen = `listen:\n  host: 127.0.0.1\n  port: ${port}\n`;
-      const file = write('mailrise.conf', listen + placed(configuration('yaml', 'Shell and cron'), address, token));
+      const file = write('mailrise.conf', listen + placed(configuration('yaml', 'mailrise'), address, token));
       const mailrise = await serve('mailrise', [file], port);
       const code = `
 import smtplib
@@ -203,4 +203,93 @@ with smtplib.SMTP('127.0.0.1', ${port}) as smtp:
   );
   assert.match(right.output, /data: \(250,/);
   assert.match(wrong.output, /data: \(450,/);
+});
+
+const ANSIBLE = { pypi: ['ansible-core==2.19.4'] };
+
+real(
+  'Ansible sends once, takes a 201 for a success, and reads the refusal',
+  ANSIBLE,
+  async (t, { dir, run, write }) => {
+    const { right, wrong } = await deliversOnce(t, 'nas\'s update: 100 % "done"', (address, token) => {
+      const task = placed(configuration('yaml', 'Ansible'), address, token).replace(/^/gm, '    ')
+        .replace('{{ inventory_hostname }} is updated', `nas's update: 100 % \\"done\\"`);
+      const play = `- hosts: localhost\n  gather_facts: false\n  tasks:\n${task.trimEnd()}\n`;
+      const more = '      register: it\n      until: it is succeeded\n      retries: 2\n      delay: 0\n';
+      const file = write('play.yml', token === SECRET ? play + more : play);
+      const python = `ansible_python_interpreter=${join(dir, 'venv/bin/python3')}`;
+      return run('ansible-playbook', ['-c', 'local', '-i', 'localhost,', '-e', python, file]);
+    });
+    assert.equal(right.code, 0, right.output);
+    assert.equal(wrong.code, 2);
+    assert.match(wrong.output, REFUSED);
+  },
+);
+
+const SYSLOG_NG = {
+  debian: [
+    'syslog-ng-core=3.38.1-5+deb12u1',
+    'syslog-ng-mod-http=3.38.1-5+deb12u1',
+    'libivykis0=0.42.4-1',
+    'libnet1=1.1.6+dfsg-3.2',
+    'libjson-c5=0.16-2',
+    'libpcre3=2:8.39-15',
+    'libwrap0=7.6.q-32',
+    'libcurl4=7.88.1-10+deb12u15',
+  ],
+};
+
+real('syslog-ng sends an error once, and goes on after a refusal', SYSLOG_NG, async (t, { dir, run, start, write }) => {
+  const line = `nas: disk "sda" & 'sdb': 5 % <left>`;
+  await deliversOnce(t, line, async (address, token, both) => {
+    const recipe = placed(configuration('conf', 'syslog-ng'), address, token);
+    const lines = write(`lines-${token}`, '');
+    const source = `source s_src { file("${lines}" follow-freq(0.2)); };\n`;
+    const file = write('syslog-ng.conf', `@version: 3.38\noptions { keep-hostname(yes); };\n${source}${recipe}`);
+    const modules = (await run('find', [dir, '-name', 'libhttp.so'])).output.trim();
+    const own = ['persist', 'pid', 'control'].map((name) => `${dir}/${name}-${token}`);
+    const libraries = ['usr/lib/syslog-ng', 'usr/lib/x86_64-linux-gnu', 'lib/x86_64-linux-gnu'];
+    const env = { LD_LIBRARY_PATH: libraries.map((each) => join(dir, each)).join(':') };
+    const args = ['-F', '--no-caps', '-f', file, '-R', own[0]!, '-p', own[1]!, '-c', own[2]!];
+    const syslog = start(join(dir, 'usr/sbin/syslog-ng'), [...args, '--module-path', join(modules, '..')], { env });
+    const expected = token === SECRET ? 201 : 401;
+    const count = (): number => both.gateway.requests().filter(({ status }) => status === expected).length;
+    await pause(3000);
+    const entry = `Nov 29 15:00:00 nas kernel: ${line.slice(5)}\n`;
+    appendFileSync(lines, `<11>${entry}<14>${entry}`);
+    await until(() => count() === 1, `a ${expected}`);
+    if (token !== SECRET) {
+      // It has dropped the line, and so the next one comes.
+      appendFileSync(lines, `<11>${entry}`);
+      await until(() => count() === 2, 'the next line');
+    }
+    await syslog.stop();
+    return { code: 0, output: syslog.output() };
+  });
+});
+
+const MQTTWARN = { pypi: ['mqttwarn==0.36.1'], npm: ['aedes@0.51.3'] };
+
+real('mqttwarn sends an MQTT message once, as it is', MQTTWARN, async (t, { run, serve, write }) => {
+  const text = `T\u00fcr: it's "open" & a=b`;
+  await deliversOnce(t, text, async (address, token, both) => {
+    const port = await sparePort();
+    const code = `
+import aedes from 'aedes';
+import net from 'node:net';
+const broker = aedes();
+net.createServer(broker.handle).listen(${port}, '127.0.0.1');
+broker.on('subscribe', () => broker.publish({ topic: 'home', payload: ${JSON.stringify(text)}, qos: 0 }, () => {}));
+`;
+    const broker = await serve(process.execPath, [write('broker.mjs', code)], port);
+    const recipe = placed(configuration('ini', 'mqttwarn'), address, token);
+    const server = `[defaults]\nhostname = '127.0.0.1'\nport = ${port}\nlaunch = http\nnum_workers = 1\n`;
+    const file = write('mqttwarn.ini', `${server}${recipe}[home]\ntargets = http:signal\n`);
+    const before = both.gateway.requests().length;
+    const running = run('timeout', ['20', 'mqttwarn', `--config-file=${file}`]);
+    await until(() => both.gateway.requests().length > before, 'the message');
+    const result = await running;
+    await broker.stop();
+    return result;
+  });
 });
