@@ -1,5 +1,5 @@
 import { suite } from 'node:test';
-import { COLUMNS, drawDemo, PICTURE_HEIGHT, pictureOf } from '../scripts/draw-demo.ts';
+import { COLUMNS, drawDemo, phoneLines, PICTURE_HEIGHT, pictureOf } from '../scripts/draw-demo.ts';
 import { assert, groupsOf, until } from './assertions.ts';
 import { ask, askAsCurl, open } from './client.ts';
 import { read, README } from './files.ts';
@@ -75,7 +75,10 @@ suite('demo', SIDE_BY_SIDE, () => {
     );
     assert.ok(shown.every((line) => line.length <= COLUMNS), shown.join('\n'));
     const words = (text: string): string => text.replace(/\s/g, '');
-    assert.equal(words(shown.join('')), words(`another terminal${recorded.client}the demo${recorded.demo}`));
+    const onPhone = phoneLines(recorded.demo);
+    assert.deepEqual(onPhone.slice(2), ['+15550100001', 'Hi']);
+    const terminals = `another terminal${recorded.client}the demo${recorded.demo}`;
+    assert.equal(words(shown.join('')), words(terminals + onPhone.join('')));
     assert.match(svg, /^<svg [^>]*>\n<title [^>]*>[^<]+<\/title>\n<desc [^>]*>[^<]+<\/desc>\n/);
     assert.doesNotMatch(svg, /<script|<image|<animate|<set|keyframes|@import|url\(|href="[^#]|\son\w+=/i);
     assert.ok(svg.length <= 12 * 1024, `${svg.length} bytes`);
