@@ -8,7 +8,7 @@ import { assert, assertDenied, closed, groupsOf, linesOf, requests, until } from
 import { startBackend } from './backend.ts';
 import { type Ask, ask, METRICS, open, scrape, untilScraped } from './client.ts';
 import { ALL_METHODS, NO_TOKENS, tokens } from './configs.ts';
-import { blocks, fileWith, PACKAGE, PAGES, read } from './files.ts';
+import { fileWith, PACKAGE, PAGES, read } from './files.ts';
 import { Metrics } from './gateway.ts';
 import { SIDE_BY_SIDE, test } from './guard.ts';
 import { answerAll, send, sendMany, startHeld } from './held.ts';
@@ -211,7 +211,7 @@ suite('metrics', SIDE_BY_SIDE, () => {
     }
   });
 
-  test('docs/operating.md has every series with its type and labels, and its alerts use no other names', async (t) => {
+  test('docs/operating.md has every series with its type and labels, and docs/signal-gateway.rules.yml uses no other names', async (t) => {
     const { gateway } = await startBoth(t, tokens({}, SCRAPER));
     await ask(gateway, { headers: BEARER, body: HELLO });
     const { text } = await ask(gateway, METRICS);
@@ -228,8 +228,7 @@ suite('metrics', SIDE_BY_SIDE, () => {
       return { name: whole, as: `${whole}{${labels.replace(/[` ]/g, '')}} ${type}` };
     });
     assert.deepEqual(rows.map((row) => row.as), series);
-    const [, alerts = ''] = /\n- name: signal-gateway\n([^]*?)\n```\n/.exec(page.replace(/^ {2}(?=- name)/gm, '')) ??
-      [];
+    const alerts = read('docs/signal-gateway.rules.yml');
     const used = groupsOf(alerts, /((?:signal_gateway|process)_\w+)/g);
     assert.equal(groupsOf(alerts, /- alert: (\w+)/g).length, 4);
     assert.deepEqual(used.filter((name) => !rows.some((row) => row.name === name)), []);
@@ -280,8 +279,7 @@ suite('metrics', SIDE_BY_SIDE, () => {
     const series = groupsOf(text, /^# TYPE (\w+) /gm);
     assert.deepEqual([...new Set(used.map((name) => name.replace(/_bucket$/, '')))].sort(), [...series, 'up'].sort());
 
-    const [rules = ''] = blocks('yaml', PAGES['docs/operating.md']).filter((block) => block.includes('- alert:'));
-    const alerts = groupsOf(rules, /\n +expr: \|?([^]*?)\n +(?:for|annotations):/g);
+    const alerts = groupsOf(read('docs/signal-gateway.rules.yml'), /\n +expr: \|?([^]*?)\n +(?:for|annotations):/g);
     assert.equal(alerts.length, 4);
     const shown = queries.flatMap(selectorsOf);
     for (const alert of alerts) {
