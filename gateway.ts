@@ -7364,7 +7364,11 @@ const SIGNAL_HINTS: Hints = [
     'the backend does not have this account: correct the number, or link it',
   ],
   [/challenge|rate.?limit/i, 'Signal asks for a captcha: see the rate-limit challenge of the backend'],
-  [/\(some\) messages.*unregistered user/is, 'all others in the group have the message: remove that member from it'],
+  [
+    /\(some\) messages.*unregistered user/is,
+    'a recipient has left Signal; in a group, all others have the message: remove that member',
+  ],
+  [/untrusted/i, 'a recipient has a new phone, or Signal installed again: trust the new key at the backend'],
   [/UNREGISTERED/i, 'a recipient has no Signal account with this number'],
   [/authorization failed/i, 'Signal no longer knows this device: link the account again'],
   [

@@ -57,6 +57,8 @@ const OFFLINE = '; the backend cannot reach Signal: check its internet connectio
 
 const TOO_OLD = '; Signal no longer takes this version of signal-cli: update the backend\n';
 
+const UNTRUSTED = '; a recipient has a new phone, or Signal installed again: trust the new key at the backend\n';
+
 /** What signal-cli says, and what to do then. */
 const SENTENCES: [error: string, advice: string][] = [
   ['User +4915100000001 is not registered.\n', NOT_LINKED],
@@ -76,8 +78,12 @@ const SENTENCES: [error: string, advice: string][] = [
   ].map((error) => [error, TOO_OLD] as [string, string]),
   [
     'Failed to send (some) messages:\n+4915100000002: Unregistered user "+4915100000002"\n',
-    '; all others in the group have the message: remove that member from it\n',
+    '; a recipient has left Signal; in a group, all others have the message: remove that member\n',
   ],
+  ...[
+    'Failed to send message due to untrusted identities',
+    'Failed to send (some) messages:\nUntrusted Identity for "+4915100000002"',
+  ].map((error) => [error, UNTRUSTED] as [string, string]),
   [
     'Error while checking account +4915100000001: Authorization failed!',
     '; Signal no longer knows this device: link the account again\n',
