@@ -4789,7 +4789,7 @@ async function connectWithSlot(exchange: Exchange, request: http.RequestOptions,
   place.slotWaitMs = timeoutMs;
   place.gateWaitMs = declares(exchange.target!.route, 'waits') ? Math.min(rules['backend.wait'], timeoutMs) : 0;
   for (;;) {
-    if (!isUpload) await slots.acquire(exchange);
+    if (!isUpload && slots.enqueue(exchange)) await slots.wait(exchange);
     exchange.throwIfEnded(); // respondUnparsed may have refused a POST in the turn in which it came
     if (gate.isDown) {
       // The slot is released first. The next request in the queue gets it and releases it too, so all wait at the gate
@@ -4901,7 +4901,7 @@ async function writeUpload(
 ) {
   // UNTIL node:http reads a response that came before a failed write: a backend that responds early and closes with
   // unread bytes loses some of its responses on every runtime (findings/node-http-loses-early-response.sh).
-  const { rules } = exchange;
+  const { rules, upstream: { slots } } = exchange;
   const write = async (chunk: Uint8Array) => {
     exchange.uploadBytes += chunk.length;
     // Without a limit, one token could fill the backend's memory, because an upload needs no slot before its last byte.
@@ -4910,7 +4910,7 @@ async function writeUpload(
     await writeChunk(exchange, outgoing, chunk, rules['backend.timeout'], 'backend_timeout');
   };
   for await (const chunk of upload.beginning()) await write(chunk);
-  await exchange.upstream.slots.acquire(exchange);
+  if (slots.enqueue(exchange)) await slots.wait(exchange);
   onSent();
   for (const chunk of upload.end) await write(chunk);
   exchange.uploadBytes = 0;
@@ -5004,7 +5004,7 @@ function nudgeGarbageCollector(chunk: Buffer) {
 // how many requests act at the backend concurrently, because it starts a process for each in normal mode, and parallel
 // requests can crash it in json-rpc mode.
 //
-//   slots.acquire ──► gate open? ──► connect ──► transmit ──► head, or end of the connection ──► slots.release
+//   slots.enqueue ──► gate open? ──► connect ──► transmit ──► head, or end of the connection ──► slots.release
 //        ▲                │ no          │ refused
 //        └── gate.wait ◄──┴─────────────┘   (the slot is given back first)
 //
@@ -5166,20 +5166,26 @@ class Slots {
   readonly #slots: Slot[] = []; // that requests have acquired: all counts are made from this list
   #givenCount = 0;
 
-  /** Waits until the request has a slot, if it needs one. */
-  async acquire(exchange: Exchange) {
+  /** Puts the request in its queue, if it needs a slot. Returns whether it has to `wait`, because none is free. */
+  enqueue(exchange: Exchange) {
     const { place } = exchange;
-    if (place.slot || !needsSlot(exchange) || exchange.core.rules['backend.parallel'] === Infinity) return;
+    if (place.slot || !needsSlot(exchange) || exchange.core.rules['backend.parallel'] === Infinity) return false;
     const { name } = exchange.token!;
     const queue = this.#queues.get(name) ?? [];
     queue.splice(queue.findLastIndex((other) => other.place.readyMs <= place.readyMs) + 1, 0, exchange);
     this.#setQueue(name, queue);
     this.serve(exchange.core);
-    if (place.slot) return;
+    return place.slot === undefined;
+  }
+
+  /** Waits until a request that is in its queue has a slot. */
+  async wait(exchange: Exchange) {
+    const { place } = exchange;
     try {
       place.slotWaitMs -= await exchange.waitInterruptibly(() => place.slot !== undefined, place.slotWaitMs, 'busy');
     } finally {
       // `serve` has taken it off its queue if it has its slot.
+      const { name } = exchange.token!;
       if (!place.slot) this.#setQueue(name, this.#queues.get(name)!.filter((other) => other !== exchange));
     }
   }
