@@ -318,7 +318,7 @@ const CONFIG_FILE = 'GATEWAY_CONFIG';
 type Settings =
   & { [P in keyof typeof SETTINGS]: SettingValue<(typeof SETTINGS)[P]> }
   & { tokens: readonly TokenSettings[]; certificate?: X509Certificate | undefined }
-  /** Whether the last token was deleted while the gateway runs: nobody is let in. */
+  /** Whether `tokens` is {}, as after its last token was deleted: nobody is let in. */
   & { isClosed: boolean }
   & Pick<Sources, 'warnings' | 'readFrom'>;
 
@@ -1248,7 +1248,7 @@ function warningsOf(rules: Rules, { listen }: AtStart, nowMs: number) {
     all.filter(has).map(({ name }) => `the token "${name}" ${what}`);
   return [
     ...(rules.anonymous ? [openWarning] : []),
-    ...(rules.isClosed ? ['the last token was deleted: every request is refused'] : []),
+    ...(rules.isClosed ? ['"tokens" is empty: every request is refused; the command "add" makes one'] : []),
     ...rules.warnings,
     ...ofTokens('has expired', ({ expires }) => expires <= nowMs),
     ...all.filter(({ expires }) => expires > nowMs && expires <= nowMs + RENEWAL_MS)
@@ -5881,8 +5881,6 @@ function writeOut(text: string, done: () => void = () => {}) {
 
 /** The values that the sources give, with the mistakes and the warnings found so far. */
 class Sources extends Mistakes {
-  /** Whether a gateway that runs reads its file again. */
-  isReload = false;
   /** For each setting's path: its value, and the place where its owner wrote it, for messages. */
   readonly noted = new Map<string, { value: unknown; at: string }>();
   /** Settings that are valid, but perhaps not intended. */
@@ -5905,16 +5903,14 @@ class Sources extends Mistakes {
  * @throws {ConfigError} with every mistake.
  */
 function loadSettings(
-  { file, text, env = {}, flags = {}, isReload = false }: {
+  { file, text, env = {}, flags = {} }: {
     file?: string | undefined;
     text?: string | undefined;
     env?: NodeJS.ProcessEnv;
     flags?: JsonObject;
-    isReload?: boolean;
   },
 ) {
   const sources = new Sources();
-  sources.isReload = isReload;
   FILES_READ.clear();
   if (file) noteFile(sources, file, text);
   noteEnv(sources, env);
@@ -6044,8 +6040,7 @@ function noteEnv(sources: Sources, env: NodeJS.ProcessEnv) {
 function readSettings(sources: Sources) {
   const { noted, sentences, warnings, readFrom } = sources;
   const isAllRead = sentences.length === 0; // otherwise the tokens may be in a source that could not be read
-  // At a start it is a mistake: `readTokens` refuses it.
-  const isClosed = sources.isReload && isDeepStrictEqual(noted.get('tokens')?.value, {});
+  const isClosed = isDeepStrictEqual(noted.get('tokens')?.value, {});
   const settings = { tokens: [], isClosed, warnings, readFrom } as JsonObject as Settings & JsonObject;
   for (const [path, [read, , fallback]] of SETTING_ROWS) {
     const { value, at } = noted.get(path) ?? { value: fallback, at: path };
@@ -6597,7 +6592,7 @@ function readTokens(value: unknown) {
   const mistakes = new Mistakes();
   const read = typeof value === 'string' ? readTokenText : readTokenObject;
   const tokens = read(value as string, mistakes) as TokenSettings[]; // with a mistake, the digest may be undefined
-  ensure(tokens.length > 0, 'contains no token; remove it to run without tokens');
+  ensure(tokens.length > 0, 'contains no token');
   const digests = new Set(tokens.map(({ digest }) => digest));
   /** The first token with a digest, as messages show it. */
   const owners = new Map<string, string>();
@@ -7029,7 +7024,7 @@ function removeToken({ file, env, flags }: CommandInput, name: string) {
   ensure(Object.hasOwn(tokens, name), `${showPath(file)} has no token with that name; there are ${names}`);
   const { [name]: _, ...others } = tokens;
   const after = `${JSON.stringify({ ...config, tokens: others }, null, 2)}\n`;
-  loadSettings({ file, text: after, env, flags, isReload: true }); // otherwise a gateway that runs would keep the token
+  loadSettings({ file, text: after, env, flags }); // otherwise a gateway that runs would keep the token
   writeConfiguration(file, text, after, `delete "${name}" from its "tokens"`);
   const variable = TOKEN_VARIABLES.find((each) => each in env);
   return [
@@ -7526,14 +7521,14 @@ async function runCommand(args: string[], env: NodeJS.ProcessEnv, stdin: () => B
   // Looked for once: a file that appears later is read after a restart, and cannot change what runs.
   const file = named ?? (isThere(DEFAULT_FILE) ? DEFAULT_FILE : undefined);
   // For `--check`, `render`, a start and a reload, so the configuration that was checked is the one that runs.
-  const load = (isReload = false) => loadSettings({ file, env, flags: values, isReload });
+  const load = () => loadSettings({ file, env, flags: values });
   const settings = load();
   if (values.check) return { output: printCheck(settings) };
   if (isRender) return renderMessage(settings, rest[0]!, stdin());
   if (isTest) return { output: await patiently(testToken(settings, rest[0]!, rest[1], values.from)) };
   const core = makeCore(settings, makeRules(settings), {});
   void stopOnSignal(() => closeGateway(core));
-  reloadOnChange(core, () => load(true));
+  reloadOnChange(core, load);
   await startListening(core).catch(failPort);
   // The last resort: no client may crash the process, whatever throws. Only from here on, because a taken port should
   // end it.

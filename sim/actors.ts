@@ -75,7 +75,8 @@ async function reload(play: Play, { steps }: Actor): Promise<void> {
       change({ ...play.versions.at(-1)!.changes, ...(token && { [token]: to }) }, base);
     }
     try {
-      play.gateway.reload(isWrong ? { ...play.config(), tokens: {} } : play.config(parallel));
+      const { tokens, ...others } = play.config(parallel);
+      play.gateway.reload(isWrong ? others : { tokens: tokens!, ...others });
       if (isWrong) play.find(7, 'a reload without tokens is accepted');
     } catch (error) {
       if (!isWrong) throw error;

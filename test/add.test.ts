@@ -607,7 +607,7 @@ suite('add', SIDE_BY_SIDE, () => {
   });
 
   test('the first token of a gateway for other machines can be added, although the file without it is a mistake', async (t) => {
-    const file = fileWith(t, { listen: ':8880', tokens: {} });
+    const file = fileWith(t, { listen: ':8880' });
     assert.equal((await cli(['--config', file, '--check'])).code, 2);
     assert.equal((await add(file, ['x', TO, '--from', FROM])).code, 0);
     assert.equal((await cli(['--config', file, '--check'])).code, 0);

@@ -118,7 +118,6 @@ suite('config', SIDE_BY_SIDE, () => {
     {"log":{"\u001b[2J":1},"tokens":{"a":{"secret":"${SECRET}","ü":1}}} → log[0]: is not a setting | tokens.a[0]: is not a setting
     {"backend":{"urls":"x"},"ra":1,"r":1} → backend.urls: is not a setting | ra: is not a setting | r: is not a setting
     X → the configuration: must be an object | for: [], null
-    {"tokens":{}} → tokens: contains no token
     {"tokens":[]} → tokens: must be an object from name to settings
     {"backend":"http://x"} → backend: must be an object
     {"X":"8880"} → X: is not a setting | for: port, host, bind

@@ -150,7 +150,7 @@ suite('reload', SIDE_BY_SIDE, () => {
     assert.deepEqual(await asked(), [200, 401, 401]);
     const closed = await becomes({ tokens: {} });
     assert.deepEqual([closed.message, closed.tokens], ['reloaded', 0]);
-    assert.equal(closed.warning, 'the last token was deleted: every request is refused');
+    assert.equal(closed.warning, '"tokens" is empty: every request is refused; the command "add" makes one');
     const seen = backend.seen.length;
     assert.deepEqual(await asked(), [401, 401, 401]);
     assert.equal((await becomes({})).message, 'reload failed; keeping the old configuration');
@@ -160,8 +160,13 @@ suite('reload', SIDE_BY_SIDE, () => {
     assert.deepEqual(await asked(), [401, 200, 401]);
     await becomes({ tokens: {} });
     await gateway.close();
-    const { code, stderr } = await cli([...args, '--check']);
-    assert.deepEqual([code, /tokens: contains no token/.test(stderr)], [2, true], 'a start refuses it');
+    // Nor does a start let anybody in, as after a reboot, and its mistakes do not advise to open it.
+    const { code, stdout } = await cli([...args, '--check']);
+    assert.deepEqual([code, /every request is refused/.test(stdout)], [0, true], stdout);
+    const again = await startProcess(t, { args: [...args, '--listen', ':0'] });
+    const before = backend.seen.length;
+    assert.deepEqual(await statusesOf(again, { headers: BEARER }, {}), [401, 401]);
+    assert.deepEqual(backend.seen.slice(before).filter(({ url }) => url !== '/v1/about'), []);
   });
 
   // When node:http had a limit of 200 header fields and, after a reload, the check had 1,000, a second Host got
