@@ -4448,7 +4448,7 @@ class BodyScan {
 
   /** An array's element, or an object's member, which begins with its key. */
   #readMember(i: number, char: string) {
-    if (char === this.#scope.close) this.#fail(i, `there may be no comma before "${char}"`);
+    if (char === this.#scope.close) this.#fail(i, `delete the comma before "${char}"`);
     if (this.#scope.close === ']') return this.#readValue(i, char);
     if (char !== '"') this.#fail(i, 'expected a key in double quotes');
     const { depth, outer, keys } = this.#scope;
@@ -6991,7 +6991,7 @@ async function addToken({ file, env, flags }: CommandInput, name: string, words:
   const advice = address.host.startsWith('HOST')
     ? '\n\nHOST stands for the name or address by which the client reaches this gateway.'
     : settings.listen.isLocal
-    ? '\n\nA client on another machine needs this machine\'s address there, and ":PORT" as "listen" or GATEWAY_LISTEN.'
+    ? '\n\nA client on another machine or in a container needs this machine\'s address there, and ":PORT" as "listen" or GATEWAY_LISTEN.'
     : '';
   const block = before === undefined ? after : `"${name}": ${JSON.stringify(token, null, 2)}\n`;
   const where = before === undefined ? 'save the lines above as that file' : 'put the first lines into its "tokens"';

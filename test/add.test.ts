@@ -333,7 +333,7 @@ suite('add', SIDE_BY_SIDE, () => {
   test('add names HOST where only its owner knows the address, and https with a certificate', async (t) => {
     const lineFor = async (listen: string) => {
       const { stdout } = await add(fileWith(t, { listen }), ['x', TO, '--from', FROM]);
-      const advice = /HOST stands for|A client on another machine needs this machine's address/.exec(stdout)?.[0];
+      const advice = /HOST stands for|A client on another machine or in a container needs this machine's address/.exec(stdout)?.[0];
       assert.match(stdout, /^A gateway that runs with this file accepts it in 5 s\.$/m);
       return [/http\S*\/\/(\S*)\/v2/.exec(stdout)?.[1], advice];
     };
@@ -342,7 +342,7 @@ suite('add', SIDE_BY_SIDE, () => {
     assert.deepEqual(await lineFor('0.0.0.0:8881'), ['HOST:8881', stands]);
     assert.deepEqual(await lineFor('[::]:8881'), ['HOST:8881', stands]);
     assert.deepEqual(await lineFor('192.0.2.1:8881'), ['192.0.2.1:8881', undefined]);
-    const local = "A client on another machine needs this machine's address";
+    const local = "A client on another machine or in a container needs this machine's address";
     assert.deepEqual(await lineFor('[::1]:8881'), ['[::1]:8881', local]);
     assert.deepEqual(await lineFor('127.0.0.1:8881'), ['127.0.0.1:8881', local]);
   });

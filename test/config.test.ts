@@ -248,8 +248,8 @@ suite('config', SIDE_BY_SIDE, () => {
     checkProblems(t, dir)`
     file {\n  "tokens": {\n    "a": {\n      "secret": "${SECRET}\n    }\n  } } → FILE: is not a JSON object: line 4, column 46: a string contains a control character
     file X → FILE: is not a JSON object: line 1, column 1: it must begin with "{" | for: [], null, 5
-    file {"rate":"1/1s",\n} → FILE: is not a JSON object: line 2, column 1: there may be no comma before "}"
-    file {"allow":["send",]} → FILE: is not a JSON object: line 1, column 18: there may be no comma before "]"
+    file {"rate":"1/1s",\n} → FILE: is not a JSON object: line 2, column 1: delete the comma before "}"
+    file {"allow":["send",]} → FILE: is not a JSON object: line 1, column 18: delete the comma before "]"
     file {\n  X the rate\n  "rate": "1/1s"} → FILE: is not a JSON object: line 2, column 3: expected a key in double quotes; there is X | for: /, #
     file {"rate":"1/1s" X x\n} → FILE: is not a JSON object: line 1, column 16: expected a comma, or the closing bracket or brace; there is X | for: /, #
     file {"tokens": {\n  {"a": {"secret": "x"}}\n}} → FILE: is not a JSON object: line 2, column 3: expected a key in double quotes; there is {
