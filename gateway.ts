@@ -1786,10 +1786,11 @@ function detailOfAnswer({ endedBy, req, rules, status, target, token, bytesOut }
   }
   if (status < 400) return undefined;
   const who = `The backend ${status < 500 ? 'refused this' : 'failed'}, not the gateway`;
-  if (target?.route === SEND_ROUTE && token !== rules.anonymous) {
-    return `${who}: the command "test ${token.name}" shows its words.`;
-  }
-  return bytesOut > 0 ? `${who}: the response has its words.` : `${who}: its own log says why.`;
+  const words = bytesOut > 0 ? 'the response has its words' : 'its own log says why';
+  if (target?.route !== SEND_ROUTE) return `${who}: ${words}.`;
+  if (status === 404) return `${who}: it has no such endpoint; signal-cli's daemon takes calls at /api/v1/rpc.`;
+  const trial = token === rules.anonymous ? '' : `; "test ${token.name}" shows whether account and network are well`;
+  return `${who}: ${words}${trial}.`;
 }
 
 /**
@@ -2136,14 +2137,15 @@ function tellMethods({ methods }: Token, { method }: Credential) {
 const CREDENTIAL_ADVICE: NodeJS.Dict<string> = {
   no_credential:
     'The request has no token where one is looked for: in the header Authorization, or, if "methods" has body, path or ' +
-    'query, in the field "auth" of the body, or as /@auth=TOKEN/ or ?@auth=TOKEN in the URL. A program that drops ' +
+    'query, in the field "auth" of a JSON body, or as /@auth=TOKEN/ or ?@auth=TOKEN in the URL. A program that drops ' +
     '"api:TOKEN@" from its URL needs one of these.',
   origin_not_listed: 'A page of this origin may use the gateway once "cors" has the origin.',
   unknown_token:
     'No token has this secret. Often it is empty, or something was copied with it: a quote, a space, "api:", "NAME=", ' +
     'or, after ?@auth=, a path.',
   digest: 'This is the digest of a token, which is for the gateway; give the client the secret.',
-  wrong_user: 'With Basic, the user is always "api", whatever the token is called; the token is the password.',
+  wrong_user: 'With Basic, the user is always "api", whatever the token is called; the token is the password. ' +
+    'Or a proxy passes its own login on.',
   unknown_scheme: 'Write "Bearer" and a space before the token.',
 };
 
@@ -2393,6 +2395,7 @@ const PATH_HINTS: Hints = [
   [/\/v2\/send\/.*v2\/send$/, 'The address has /v2/send twice; remove one of them.'],
   [/\/v2\/send\/v[12]\/./, 'This client appends the path itself: give it the address without /v2/send.'],
   [/.\/v2\/send$/, 'The address has a path before /v2/send; remove it.'],
+  [/^\/v1\/(?:receive|groups|contacts|identities)$/, 'The account follows, as in /v1/receive/NUMBER.'],
 ];
 
 /** The problem for a target that is not on an allowlist. Setup comes first, so that it does not reveal its routes. */
@@ -3433,7 +3436,9 @@ function messageFields(token: Token, payload: JsonObject) {
       if (key === 'recipient' && value === '' && !isBlank(payload.recipients)) continue; // the backend ignores it too
       throw badField(
         nameToShow(key),
-        'is not a field of a send; a send has "number", "recipients" and "base64_attachments"',
+        field !== key && KEYS.has(field)
+          ? `must be spelled "${field}"`
+          : 'is not a field of a send; a send has "number", "recipients" and "base64_attachments"',
       );
     }
     if (isForTemplate(token, field)) continue;
@@ -4045,7 +4050,7 @@ async function makeCall(exchange: Exchange, body: RequestBody) {
     const { jsonrpc, method, params = {}, id } = parseJson(rest).value;
     if (typeof id === 'number' && Math.abs(id) > Number.MAX_SAFE_INTEGER) throw badField('id', 'is too large a number');
     exchange.callId = id;
-    if (!isObject(params)) throw badField('params', 'must be an object');
+    if (!isObject(params)) throw badField('params', 'must be an object with the parameters of the method');
     checkCall(exchange, method, params);
     return Buffer.from(restore(JSON.stringify({ jsonrpc, method, params, id })));
   });
@@ -4138,7 +4143,8 @@ function parameterOf(parameters: ReadonlyMap<string, boolean>, name: string) {
   const singular = camel.replace(/s$/, '');
   if (parameters.get(singular)) return singular;
   const shown = /^[a-z][\w-]*$/i.test(name) ? nameToShow(name) : '…'; // it may be a phone number by mistake
-  throw badField(shown, 'is unknown to the gateway for this method');
+  const right = [...parameters.keys()].find((known) => known.toLowerCase() === camel.toLowerCase());
+  throw badField(shown, right ? `must be spelled "${right}"` : 'is unknown to the gateway for this method');
 }
 
 /** Matches a data URI (RFC 2397) that signal-cli can read. Attack: it takes any other for a file of its own machine. */
@@ -6009,7 +6015,7 @@ function placeAfter(text: string) {
  * Matches the variables that Kubernetes and Docker make for a service called "gateway", such as
  * GATEWAY_SERVICE_HOST and GATEWAY_PORT_8880_TCP.
  */
-const OF_A_SERVICE = /^GATEWAY_(?:SERVICE_.*|PORT(?:_.*)?)$/;
+const OF_A_SERVICE = /^GATEWAY_(?:SERVICE_|PORT_|PORT=\w+:\/\/)/;
 
 const IS_EMPTY = 'is set but empty; unset it, or give it a value';
 
@@ -6028,7 +6034,7 @@ function noteEnv(sources: Sources, env: NodeJS.ProcessEnv) {
   }
   const known = [CONFIG_FILE, TOKENS_FILE, ...variables];
   for (const name in env) {
-    if (!name.startsWith('GATEWAY_') || known.includes(name) || OF_A_SERVICE.test(name)) continue;
+    if (!name.startsWith('GATEWAY_') || known.includes(name) || OF_A_SERVICE.test(`${name}=${env[name]}`)) continue;
     sources.collect(name, () => refuseSetting(known));
   }
 }
@@ -6436,7 +6442,9 @@ function readFile(path: unknown, missing = '') {
     return `the file does not exist${isAbsolute(path) ? '' : ` in ${process.cwd()}`}${missing}`;
   };
   FILES_READ.set(path, stampOf(path)); // first: a change from here on is noticed
-  return attempt(() => readFileSync(path, 'utf8'), explain);
+  const bytes = attempt(() => readFileSync(path), explain);
+  ensure(isUtf8(bytes), `${showPath(path)} is not UTF-8: save it as UTF-8, without a byte order mark`);
+  return bytes.toString();
 }
 
 /** Users of services have ids below 1000: for them sudo changes nothing, and systemd hides the folders of people. */
@@ -6458,6 +6466,7 @@ function ownerOf(path: string) {
 const READ_HINTS: Hints = [
   [/^EISDIR$/, 'it is a folder: Docker makes one where a mounted file is missing'],
   [/^(?:EACCES|EPERM)$/, 'let this user read it: chown or chmod'],
+  [/^ENAMETOOLONG$/, 'this looks like what the file holds: name the file'],
 ];
 
 /** The files from which the command line's settings were last read, and the stamp of each at that time. */
@@ -6545,7 +6554,14 @@ function parseRange(written: string) {
   const addressBits = family === 'ipv6' ? 128 : 32;
   const prefix = Number(bits ?? addressBits);
   if (isIP(address) === 0 || prefix > addressBits) return undefined;
-  if (family === 'ipv6' && prefix < 96) {
+  if (family === 'ipv4') {
+    const number = address.split('.').reduce((sum, byte) => sum * 256 + Number(byte), 0);
+    const isFirst = number % 2 ** (32 - prefix) === 0;
+    ensure(
+      isFirst,
+      `${written} begins within its network: as a network of ${prefix} bits it would hold more than it shows`,
+    );
+  } else if (prefix < 96) {
     // BlockList takes an IPv4 address for ::ffff:a.b.c.d, as the machine does.
     const range = new BlockList();
     range.addSubnet(address, prefix, family);
@@ -7032,7 +7048,9 @@ function removeToken({ file, env, flags }: CommandInput, name: string) {
     variable
       ? `${variable} is set and replaces all tokens of the file: what it has still works.`
       : `A gateway that runs with this file refuses the token in ${IN_FORCE_SECONDS} s, and ends what it has open.`,
-    ...(Object.keys(others).length === 0 ? ['It was the last one: nobody is let in until there is another.'] : []),
+    ...(Object.keys(others).length === 0 && !variable
+      ? ['It was the last one: nobody is let in until there is another.']
+      : []),
   ].join('\n');
 }
 
@@ -7355,6 +7373,7 @@ const ASK_HINTS: Hints = [
   [/timeout|timed out/i, "check the backend's log, or correct its address"],
   [/status 50[234]/, 'start the backend: a proxy in front of it answers'],
   [/status 401/, 'put the right USER:PASSWORD@ into backend.url'],
+  [/status 404/, "correct backend.url; with signal-cli's daemon, name the account by --from NUMBER"],
   [/./, 'correct backend.url: something else listens there'],
 ];
 

@@ -171,6 +171,7 @@ suite('config', SIDE_BY_SIDE, () => {
     for (const encoding of ['utf8', 'utf16le'] as const) {
       writeFileSync(join(dir, encoding), Buffer.from('\ufeff{}', encoding));
     }
+    writeFileSync(join(dir, 'latin1'), Buffer.from('{"message":"Tür"}', 'latin1'));
     writeFileSync(join(dir, 'no-bom'), Buffer.from('{}', 'utf16le'));
     writeFileSync(join(dir, 'big-endian'), Buffer.from('\ufeff{}', 'utf16le').swap16());
     const notUtf8 = 'save it as UTF-8, without a byte order mark';
@@ -178,7 +179,8 @@ suite('config', SIDE_BY_SIDE, () => {
     const MARKED = `\u202a${FROM}\u202c`;
     const API = `"GATEWAY_TOKENS":"${SECRET}"`;
     checkProblems(t, dir)`
-    load {"file":"DIR/X"} → DIR/X: is not a JSON object: line 1, column 1: ${notUtf8} | for: utf8, utf16le, big-endian
+    load {"file":"DIR/X"} → DIR/X: is not a JSON object: line 1, column 1: ${notUtf8} | for: utf8
+    load {"file":"DIR/X"} → configuration: DIR/X is not UTF-8: ${notUtf8} | for: utf16le, big-endian, latin1
     load {"file":"DIR/no-bom"} → DIR/no-bom: is not a JSON object: line 1, column 2: ${notUtf8}
     env {${API},"GATEWAY_BACKEND_URL":"X"} → GATEWAY_BACKEND_URL: the value ${quotes} | for: \"http://backend:8080\", 'http://backend:8080', “http://x”
     env {${API},"GATEWAY_RATE":"'1/1m'"} → GATEWAY_RATE: "'1/1m'" ${quotes}
@@ -368,7 +370,7 @@ suite('config', SIDE_BY_SIDE, () => {
   });
 
   test('the variables that Kubernetes and Docker make for a service called gateway are not looked at, nor is any other', () => {
-    const ofService = `GATEWAY_SERVICE_HOST GATEWAY_SERVICE_PORT GATEWAY_SERVICE_PORT_HTTP GATEWAY_PORT
+    const ofService = `GATEWAY_SERVICE_HOST GATEWAY_SERVICE_PORT GATEWAY_SERVICE_PORT_HTTP
     GATEWAY_PORT_8880_TCP GATEWAY_PORT_8880_TCP_ADDR GATEWAY_PORT_8880_TCP_PORT GATEWAY_PORT_8880_TCP_PROTO`;
     const others = `TOKENS API_TOKENS API_TOKEN API__TOKENS SETTINGS__ACCESS__IPFILTER__ALLOWED HOSTNAME HOSTNAMES
     RATE_LIMIT RATE SENDERS RECIPIENTS BACKEND CONFIG CONFIG_PATH API_URL LISTEN CLIENTS LOG_LEVEL gateway_tokens
@@ -376,6 +378,12 @@ suite('config', SIDE_BY_SIDE, () => {
     for (const name of `${ofService} ${others}`.split(/\s+/)) {
       const { warnings, readFrom, tokens } = loadSettings({ env: Object.fromEntries([[name, SECRET]]) });
       assert.deepEqual([warnings, readFrom, tokens], [[], [], []], name);
+    }
+    assert.deepEqual(loadSettings({ env: { GATEWAY_PORT: 'tcp://10.0.0.7:8880' } }).readFrom, []);
+    // Not theirs, but somebody's who means `listen`.
+    for (const port of ['8881', '0.0.0.0:8881']) {
+      const [found] = problemsOf(() => loadSettings({ env: { GATEWAY_PORT: port } }));
+      assert.match(found!, /^GATEWAY_PORT: is not a setting; there are .*GATEWAY_LISTEN/);
     }
   });
 

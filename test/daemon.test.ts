@@ -339,6 +339,7 @@ suite('daemon', SIDE_BY_SIDE, () => {
       [{ ...SEND, recipient: [TO, `${TO};base64,${long}`] }, '403 recipient_not_allowed'],
       [{ ...SEND, [`;base64,${long}`]: TO }, '400 bad_field'],
       [{ ...SEND, attachment: `data:a/b;base64,${long}!` }, '400 bad_field'],
+      [{ ...SEND, Message: 'x' }, '400 bad_field'],
       [{ ...SEND, attachment: `data:a/b;base64,${long}A` }, '400 bad_field'],
       [{ ...SEND, attachment: `/etc/hosts;base64,${long}` }, '400 bad_field'],
       [{ ...SEND, attachment: `data:a/b;base64,${long}`, recipients: STRANGER }, '400 bad_field'],

@@ -142,7 +142,7 @@ suite('log', SIDE_BY_SIDE, () => {
   const NO_LIST = 'The body is a list; a webhook must be one JSON object, because a template cannot read a list.';
   const MAIN = tokens({ recipients: [TO], senders: [FROM], allow: ['send'] }, HOOK);
   const NO_TOKEN =
-    'The request has no token where one is looked for: in the header Authorization, or, if "methods" has body, path or query, in the field "auth" of the body, or as /@auth=TOKEN/ or ?@auth=TOKEN in the URL. A program that drops "api:TOKEN@" from its URL needs one of these.';
+    'The request has no token where one is looked for: in the header Authorization, or, if "methods" has body, path or query, in the field "auth" of a JSON body, or as /@auth=TOKEN/ or ?@auth=TOKEN in the URL. A program that drops "api:TOKEN@" from its URL needs one of these.';
 
   table(
     'the sentence of a refusal is in the log as detail, unless it says no more than the code',
@@ -171,7 +171,7 @@ suite('log', SIDE_BY_SIDE, () => {
     {} | Content-Encoding: gzip → 415 unsupported_encoding | detail=Compressed request bodies are not accepted; send the body uncompressed.
     {"number":"${FROM}","recipients":["Family"],"message":"x"} → 403 recipient_not_allowed | detail=This token may not send to one of these recipients: one of no known kind (phone number, user name such as name.01, UUID, group) that is not on its list ("recipients", or else those in "defaults"). A group is written as its id, "group.…", not as its name.
     bearer wrong → 401 unauthorized | reason=unknown_token | detail=No token has this secret. Often it is empty, or something was copied with it: a quote, a space, "api:", "NAME=", or, after ?@auth=, a path.
-    basic home:${SECRET} → 401 unauthorized | reason=wrong_user | detail=With Basic, the user is always "api", whatever the token is called; the token is the password.
+    basic home:${SECRET} → 401 unauthorized | reason=wrong_user | detail=With Basic, the user is always "api", whatever the token is called; the token is the password. Or a proxy passes its own login on.
     Authorization: ${SECRET} → 401 unauthorized | detail=Write "Bearer" and a space before the token.
     Authorization: Bearer ${DIGEST} → 401 unauthorized | reason=digest | detail=This is the digest of a token, which is for the gateway; give the client the secret.
     none | GET /v1/about?@auth=${SECRET} → 401 unauthorized | reason=method_not_accepted | token=test | detail=The token accepts bearer, basic, body; the client used query: add that to "methods", or put the token elsewhere.
@@ -190,7 +190,7 @@ ${
     {"private":"x"} → 400 bad_field | "top-level keys are \"private\"" | detail=The token's template finds nothing in this body; correct its names. The response lists the body's top-level keys.
     [{"text":"x"}] | Content-Type: application/json → 400 bad_json | detail=${NO_LIST}
     [{"text":"x"}] → 400 bad_json | detail=${NO_LIST}
-    {"text":"x","Recipients ":"x"} → 400 bad_field | "The field \"Recipients \" is not" | detail=The field "recipients" is not a field of a send; a send has "number", "recipients" and "base64_attachments".`;
+    {"text":"x","Recipients ":"x"} → 400 bad_field | "The field \"Recipients \" must be spelled \"recipients\"." | detail=The field "recipients" must be spelled "recipients".`;
 
   test("the backend's own refusals and failures have a sentence in the log, at once under a flood, without its words", async (t) => {
     const answers: [status: number, text: string][] = [];
@@ -203,16 +203,17 @@ ${
     const own = { allow: ['messaging', 'info', 'GET /v2/send'], message: '{{message}}' };
     const gateway = await startGateway(t, backend, { ...AT_INFO, ...tokens(own) });
     const [refused, failed] = ['refused this', 'failed'].map((verb) => `The backend ${verb}, not the gateway`);
-    const shown = 'the command "test test" shows its words.';
+    const trial = '"test test" shows whether account and network are well.';
     const send = { body: MESSAGE, headers: BEARER };
     const byGet = { path: `/v2/send?message=x&number=${FROM}&recipients=${TO}`, headers: BEARER };
     const words = JSON.stringify({ error: `User ${FROM} is not registered.` });
     const challenge = JSON.stringify({ error: 'x', challenge_tokens: ['y'] });
     const cases: [request: Ask, status: number, text: string, detail: string | undefined][] = [
-      [send, 400, words, `${refused}: ${shown}`],
-      [send, 429, challenge, `${refused}: ${shown}`],
-      [send, 500, '', `${failed}: ${shown}`],
-      [byGet, 400, words, `${refused}: ${shown}`],
+      [send, 400, words, `${refused}: the response has its words; ${trial}`],
+      [send, 429, challenge, `${refused}: the response has its words; ${trial}`],
+      [send, 500, '', `${failed}: its own log says why; ${trial}`],
+      [send, 404, '', `${refused}: it has no such endpoint; signal-cli's daemon takes calls at /api/v1/rpc.`],
+      [byGet, 400, words, `${refused}: the response has its words; ${trial}`],
       [{ ...send, path: '/v1/send' }, 400, words, `${refused}: the response has its words.`],
       [{ path: `/v1/groups/${FROM}`, headers: BEARER }, 400, words, `${refused}: the response has its words.`],
       [{ headers: BEARER }, 404, '', `${refused}: its own log says why.`],
