@@ -1927,8 +1927,11 @@ function parseTarget(method: string, raw: string) {
   );
   for (const [i, segment] of segments.entries()) checkSegment(segment, route?.parts[i]);
   const { parameters, ...others } = parseQuery(query, isSendByGet);
-  // Written anew, because signal-cli does not read a query as the backend does.
-  if (declares(route, 'query-account')) others.query = new URLSearchParams(parameters).toString();
+  if (declares(route, 'query-account')) {
+    for (const parameter of parameters) parameter[1] = parameter[1].replace(/^ (?=\d)/, '+'); // a plus of a phone number
+    // Written anew, because signal-cli does not read a query as the backend does.
+    others.query = new URLSearchParams(parameters).toString();
+  }
   return {
     method,
     /** The segments of the path, decoded, without empty ones and without the `@auth` segment. */
@@ -6708,6 +6711,11 @@ function readSecret(secret: unknown) {
   }
   ensure(!/\p{Cc}/u.test(secret), 'has several lines, or a control character; keep one line with only the secret');
   ensure(!/^\s|\s$/.test(secret), 'starts or ends with white space');
+  // Of the secrets that openssl makes in base64, one in 64 begins with a slash.
+  ensure(
+    !/^[./]/.test(secret) || !/^\d/.test(stampOf(secret)),
+    'is the path of a file: name it as "secretFile", or in GATEWAY_TOKENS_FILE',
+  );
   ensure(
     !/sha256:|^(?=.*\s).*\b[0-9a-f]{64}\b/i.test(secret),
     'contains a digest and more; write "sha256:" and its 64 digits, and nothing else',

@@ -137,6 +137,7 @@ suite('config', SIDE_BY_SIDE, () => {
     @ {"secret":"${SECRET}\n"} → tokens.test.secret: has several lines, or a control character
     # In JSON nobody quotes a secret by mistake.
     @ {"secret":"X"} → | for: \"${SECRET}\", {${SECRET}}, ${SECRET};${OTHER}, ${SECRET} ${OTHER}, of-16-characters
+    @ {"secret":"X"} → tokens.test.secret: is the path of a file | for: ${process.execPath}
     @ {"secret":"X"} → tokens.test.secret: starts or ends with white space | for:  ${SECRET}, ${SECRET} , \u00a0${SECRET}
     {"tokens":{"a":{"secretFile":"/no/such/file"}}} → tokens.a.secretFile: /no/such/file ${MISSING}
     {"tokens":{"a":{"secret":"${SECRET}"},"b":{"secret":"${SECRET}"}}} → tokens: "a" and "b" have the same secret
