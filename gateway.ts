@@ -7374,14 +7374,17 @@ function parseAnswer(text: string): unknown {
 const ASK_HINTS: Hints = [
   [/own_address/, "backend.url is this gateway's own address: give the backend's"],
   [/refused|bad port/i, 'start the backend, or correct its port'],
-  [/EAI_AGAIN|ENOTFOUND|dns|lookup|FailedToOpenSocket/i, "correct the backend's name, or put both on one network"],
+  [
+    /EAI_AGAIN|ENOTFOUND|dns|lookup|FailedToOpenSocket/i,
+    'start the backend, correct its name, or put both on one network',
+  ],
   [/cert|signature/i, "let this machine trust the backend's certificate"],
   [/reset|closed|socket|SSL|TLS|corrupt|EPROTO|HPE/i, 'correct http:// or https:// in backend.url'],
   [/unreach|ETIMEDOUT|no route/i, "start the backend's machine, check the network, or correct its address"],
   [/timeout|timed out/i, "check the backend's log, or correct its address"],
   [/status 50[234]/, 'start the backend: a proxy in front of it answers'],
   [/status 401/, 'put the right USER:PASSWORD@ into backend.url'],
-  [/status 404/, "correct backend.url; with signal-cli's daemon, name the account by --from NUMBER"],
+  [/status 404/, "correct backend.url; signal-cli's daemon cannot be asked: give --from NUMBER and recipients"],
   [/./, 'correct backend.url: something else listens there'],
 ];
 

@@ -285,11 +285,6 @@ suite('recipes', SIDE_BY_SIDE, () => {
     return postAs(yaml!, to, 'recipients=+15559999999&message=Tür offen');
   });
 
-  recipe('Home Assistant, notify: rest', 'bearer', ['Door open', 'Door open'], async ([yaml], to) => {
-    const [, target] = /method: POST_JSON\n[^]*target_param_name: (\w+)/.exec(yaml!)!;
-    for (const more of [{}, { [target!]: TO }]) await postAs(yaml!, to, { message: 'Door open', ...more });
-  });
-
   recipe('Synology', 'bearer', ['Volume 1 on nas has degraded.'], ([table], to) => {
     const [, name] = /^HTTP body +(\w+) +\(category: message content\)$/m.exec(table!)!;
     return postAs(table!, to, { [name!]: 'Volume 1 on nas has degraded.' });

@@ -259,7 +259,7 @@ suite('silences', SIDE_BY_SIDE, () => {
         `http://${code}.test`,
         new RegExp(`"reason":"${code.toUpperCase()}","hint":"start the backend's machine, check the network, or`),
       ]),
-      ['http://nowhere.invalid', /"hint":"correct the backend's name, or put both on one network"/],
+      ['http://nowhere.invalid', /"hint":"start the backend, correct its name, or put both on one network"/],
     ];
     for (const [i, [url, said]] of rows.entries()) {
       writeFileSync(file, JSON.stringify(config(url)));
