@@ -6559,11 +6559,9 @@ function parseRange(written: string) {
   if (isIP(address) === 0 || prefix > addressBits) return undefined;
   if (family === 'ipv4') {
     const number = address.split('.').reduce((sum, byte) => sum * 256 + Number(byte), 0);
-    const isFirst = number % 2 ** (32 - prefix) === 0;
-    ensure(
-      isFirst,
-      `${written} begins within its network: as a network of ${prefix} bits it would hold more than it shows`,
-    );
+    const first = number - number % 2 ** (32 - prefix);
+    const network = [24, 16, 8, 0].map((shift) => Math.floor(first / 2 ** shift) % 256).join('.');
+    ensure(first === number, `${written} is the network ${network}/${prefix}: write that, or ${address} alone`);
   } else if (prefix < 96) {
     // BlockList takes an IPv4 address for ::ffff:a.b.c.d, as the machine does.
     const range = new BlockList();

@@ -151,6 +151,9 @@ suite('config', SIDE_BY_SIDE, () => {
     @ {"recipients":["X"]} → tokens.test.recipients[0]: "X" ${NO_NUMBER} | for: Family, My family, Öl 2
     @ {"recipients":["${TO}","X"]} → tokens.test.recipients[1]: "X" ${NO_NUMBER} | for: --x, , 4915551234567x
     @ {"recipients":["${TO}","X"]} → tokens.test.recipients[1]: "X" ${NO_NUMBER} | for: 4915551234567, +49 1555, (0664) 123-45
+    {"trustedProxies":["172.16.5.0/8"]} → trustedProxies[0]: 172.16.5.0/8 is the network 172.0.0.0/8: write that, or 172.16.5.0 alone
+    @ {"clients":["255.255.255.255/31"]} → tokens.test.clients[0]: 255.255.255.255/31 is the network 255.255.255.254/31: write that, or 255.255.255.255 alone
+    @ {"clients":["1.2.3.4/0"]} → tokens.test.clients[0]: 1.2.3.4/0 is the network 0.0.0.0/0: write that, or 1.2.3.4 alone
     @ {"clients":["X"]} → tokens.test.clients[0]: "X" is not an IP address | for: 10.0.0.0/33, ::1/129, 1.2.3.4/, 1.2.3.4/8/8
     @ {"clients":["1.2.3.4",X]} → tokens.test.clients[1]: X is not an IP address | for: {}, null, ["caddy"]
     {"allow":["info","X"]} → allow[1]: "X" ${NO_RULE} | for: GET v1/about, HEAD /v1/about, GET /v1/a%62, GET /v1/x?y, constructor, toString, __proto__
