@@ -6433,6 +6433,7 @@ function parseListen(text: string) {
  */
 function readFile(path: unknown, missing = '') {
   ensure(typeof path === 'string', 'must be the path of a file');
+  ensure(!/\p{Cc}/u.test(path), "the path has a control character, perhaps of a Windows line's end");
   // UNTIL Deno gives the user's id without a permission: Deno 2 asks for --allow-sys
   // (findings/deno-getuid-needs-a-permission.sh).
   const uid = 'Deno' in globalThis ? undefined : process.getuid?.();

@@ -190,6 +190,7 @@ suite('config', SIDE_BY_SIDE, () => {
     env {${API},"GATEWAY_RATE":"'1/1m'"} → GATEWAY_RATE: "'1/1m'" ${quotes}
     env {${API},"GATEWAY_LOG_LEVEL":"«info»"} → GATEWAY_LOG_LEVEL: "«info»" ${quotes}
     @ {"secretFile":"DIR/two"} → tokens.test: needs exactly one of "secret" and "secretFile"
+    {"tokens":{"a":{"secretFile":"DIR/two\r"}}} → tokens.a.secretFile: the path has a control character
     {"tokens":{"a":{"secretFile":"DIR/two"}}} → tokens.a.secretFile: has several lines, or a control character
     @ {"senders":["${MARKED}"]} → tokens.test.senders[0]: "${MARKED}" ${NO_NUMBER} (such as "+4915112345678" in double quotes); "*" alone is every account; it has a character that is not seen
     @ {"recipients":["all"],"senders":["%2B49151000"]} → tokens.test.recipients[0]: "all" ${NO_NUMBER} | tokens.test.senders[0]: "%2B49151000" ${NO_NUMBER}
