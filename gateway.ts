@@ -4046,13 +4046,19 @@ async function makeCall(exchange: Exchange, body: RequestBody) {
   const content = await body.readWhole(CALL_LIMIT_BYTES);
   return buildInTurn(exchange, body, content.length <= SHORT_BYTES, () => {
     const { rest, restore } = takeData(content);
-    if (rest.length > PAYLOAD_LIMIT_BYTES) throw tooLarge(PAYLOAD_LIMIT_BYTES);
+    if (rest.length > PAYLOAD_LIMIT_BYTES) {
+      const most = showSize(PAYLOAD_LIMIT_BYTES);
+      throw withDetail(
+        'body_too_large',
+        `The call is larger than ${most} without the unescaped data of its attachments.`,
+      );
+    }
     if (/^\s*\[/.test(rest.toString('latin1', 0, 100))) {
       throw badJson('A batch of calls is not accepted; send one at a time.');
     }
     const { jsonrpc, method, params = {}, id } = parseJson(rest).value;
     if (typeof id === 'number' && Math.abs(id) > Number.MAX_SAFE_INTEGER) throw badField('id', 'is too large a number');
-    exchange.callId = id;
+    if (id !== undefined) exchange.callId = JSON.parse(restore(JSON.stringify(id)));
     if (!isObject(params)) throw badField('params', 'must be an object with the parameters of the method');
     checkCall(exchange, method, params);
     return Buffer.from(restore(JSON.stringify({ jsonrpc, method, params, id })));
@@ -4254,9 +4260,10 @@ const TEXT_LIMIT_BYTES = 4096;
  * with the closing brace, and all later ones, waits for `end`. So the backend gets neither a byte of the credential nor
  * a complete document that was refused.
  *
- * The scanner is as strict as RFC 8259. It expects the backend's decoder to be lenient: Go matches keys without regard
- * to case (Unicode simple folding), and takes the last of duplicate keys. So the scanner refuses, for a key that
- * matters, a duplicate, another spelling that folds to the key, and a value of the wrong type.
+ * The scanner is as strict as RFC 8259, but for control characters in an attachment's data. It expects the backend's
+ * decoder to be lenient: Go matches keys without regard to case (Unicode simple folding), and takes the last of
+ * duplicate keys. So the scanner refuses, for a key that matters, a duplicate, another spelling that folds to the key,
+ * and a value of the wrong type.
  *
  * These fields hold the state of the scan. `#scope` is the innermost open object or array, with the key that matters
  * there. `#text` is the part read so far of a number, of a word, or of a string whose text is needed. In any other
@@ -5992,6 +5999,7 @@ function parseFile(text: string) {
     const instead = found && /^(?:expected|it must)/.test(why) ? `; there is ${found}` : '';
     return `is not a JSON object: ${placeAfter(bytes.toString('utf8', 0, atByte))}: ${why}${instead}`;
   });
+  ensure(!text.includes('\ufffd'), 'is not UTF-8: save it as UTF-8, without a byte order mark'); // Latin-1
   const mistakes = repeated.map(({ key, atByte }) => {
     const place = placeAfter(bytes.toString('utf8', 0, atByte));
     return `${place}: ${showValue(key, 'a key')} is given twice in one object; keep one`;
@@ -6446,9 +6454,7 @@ function readFile(path: unknown, missing = '') {
     return `the file does not exist${isAbsolute(path) ? '' : ` in ${process.cwd()}`}${missing}`;
   };
   FILES_READ.set(path, stampOf(path)); // first: a change from here on is noticed
-  const bytes = attempt(() => readFileSync(path), explain);
-  ensure(isUtf8(bytes), `${showPath(path)} is not UTF-8: save it as UTF-8, without a byte order mark`);
-  return bytes.toString();
+  return attempt(() => readFileSync(path, 'utf8'), explain);
 }
 
 /** Users of services have ids below 1000: for them sudo changes nothing, and systemd hides the folders of people. */

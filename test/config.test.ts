@@ -183,8 +183,8 @@ suite('config', SIDE_BY_SIDE, () => {
     const MARKED = `\u202a${FROM}\u202c`;
     const API = `"GATEWAY_TOKENS":"${SECRET}"`;
     checkProblems(t, dir)`
-    load {"file":"DIR/X"} → DIR/X: is not a JSON object: line 1, column 1: ${notUtf8} | for: utf8
-    load {"file":"DIR/X"} → configuration: DIR/X is not UTF-8: ${notUtf8} | for: utf16le, big-endian, latin1
+    load {"file":"DIR/X"} → DIR/X: is not a JSON object: line 1, column 1: ${notUtf8} | for: utf8, utf16le, big-endian
+    load {"file":"DIR/latin1"} → DIR/latin1: is not UTF-8: ${notUtf8}
     load {"file":"DIR/no-bom"} → DIR/no-bom: is not a JSON object: line 1, column 2: ${notUtf8}
     env {${API},"GATEWAY_BACKEND_URL":"X"} → GATEWAY_BACKEND_URL: the value ${quotes} | for: \"http://backend:8080\", 'http://backend:8080', “http://x”
     env {${API},"GATEWAY_RATE":"'1/1m'"} → GATEWAY_RATE: "'1/1m'" ${quotes}

@@ -333,6 +333,10 @@ suite('daemon', SIDE_BY_SIDE, () => {
     assert.ok(isWhole, 'what arrived is what was sent');
 
     const long = dataOf(60_000);
+    // The id comes back as it was in a refusal, too.
+    const own = `;base64,${long}`;
+    const answer = await ask(both.gateway, callOf('send', { ...SEND, recipient: STRANGER }, { id: own }));
+    assert.ok(answer.json.id === own, answer.text.slice(0, 300));
     const refused: [params: object, outcome: string][] = [
       [{ ...SEND, message: 'x'.repeat(1 << 20) }, '413 body_too_large'],
       [{ ...SEND, message: `data:a/b;base64,${dataOf(8 << 20)}` }, '413 body_too_large'],
