@@ -3439,7 +3439,7 @@ function messageFields(token: Token, payload: JsonObject) {
       if (key === 'recipient' && value === '' && !isBlank(payload.recipients)) continue; // the backend ignores it too
       throw badField(
         nameToShow(key),
-        field !== key && KEYS.has(field)
+        field !== key && MESSAGE_FIELDS.includes(field)
           ? `must be spelled "${field}"`
           : 'is not a field of a send; a send has "number", "recipients" and "base64_attachments"',
       );

@@ -81,6 +81,10 @@ const SENTENCES: [error: string, advice: string][] = [
     'Failed to send (some) messages:\n+4915100000002: Unregistered user "+4915100000002"\n',
     '; a recipient has left Signal; in a group, all others have the message: remove that member\n',
   ],
+  [
+    'Failed to send messages: Unregistered user "+4915100000002"',
+    '; a recipient has no Signal account with this number\n',
+  ],
   ...[
     'Failed to send message due to untrusted identities',
     'Failed to send (some) messages:\nUntrusted Identity for "+4915100000002"',
@@ -490,7 +494,11 @@ suite('add', SIDE_BY_SIDE, () => {
       [[200, { accounts: [] }], 1, other],
       [[200, [1]], 1, other],
       [[200, ['--config']], 1, other],
-      [[404, '404 page not found'], 1, 'with 404: 404 page not found; correct backend.url'],
+      [
+        [404, '404 page not found'],
+        1,
+        "with 404: 404 page not found; correct backend.url; signal-cli's daemon cannot be asked: give --from NUMBER",
+      ],
       [[301, 'x'], 1, 'with 301: x; correct backend.url'],
       [[401, 'x'], 1, 'with 401: x; put the right USER:PASSWORD@ into backend.url'],
       [[401, { error: 'A valid API token', code: 'unauthorized' }], 1, "own address: give the backend's"],
@@ -750,6 +758,11 @@ suite('add', SIDE_BY_SIDE, () => {
       await check('/root/gateway.json'),
       /: chown or chmod; files under \/home are hidden from a service\n$/,
     );
+    assert.match(await check('/tmp/../root/gateway.json'), /hidden from a service\n$/);
+    assert.match(await check(dirname(file)), /\(EISDIR\); it is a folder: [^;]*\n$/);
+    const asPerson = (path: string) => runAsNobody(t, ['--config', path, '--check'], {}, 1000);
+    assert.match((await asPerson(file)).stderr, /; outside of a container, try sudo\n$/);
+    assert.match((await asPerson(dirname(file))).stderr, /\(EISDIR\); it is a folder: [^;]*\n$/);
   });
 
   test("a bot's owner is told that it replies to UUIDs, and which command lists them", async (t) => {

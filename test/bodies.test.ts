@@ -39,6 +39,21 @@ const NO_OBJECT = literal`
   '' ;; ' ' ;; [] ;; "text" ;; '1' ;; 'auth=x' ;; '\ufeff{}' ;; '\u000b{}'`;
 
 suite('bodies', SIDE_BY_SIDE, () => {
+  test('a body that comes in many pieces has one listener for them', async (t) => {
+    const { gateway } = await startBoth(t);
+    let met: http.IncomingMessage | undefined;
+    gateway.server.on('request', (req: http.IncomingMessage) => void (met = req));
+    const { socket, text } = open(t, gateway, post(SECRET, HELLO.length));
+    let most = 0;
+    for (const char of HELLO) {
+      await pass(2);
+      most = Math.max(most, met?.listenerCount('readable') ?? 0);
+      socket.write(char);
+    }
+    await until(() => text() !== '');
+    assert.deepEqual([statusOf(text()), most], [201, 1]);
+  });
+
   table('a body that is not a JSON object is 400, and so is a broken object without a token', {})`
     * bearer → 400 bad_json
     * bearer | Content-Type: text/plain → 400 bad_json

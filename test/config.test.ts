@@ -2,7 +2,7 @@ import { execFile } from 'node:child_process';
 import { createHash, randomUUID } from 'node:crypto';
 import { writeFileSync } from 'node:fs';
 import { chmod } from 'node:fs/promises';
-import { join } from 'node:path';
+import { basename, join } from 'node:path';
 import { suite } from 'node:test';
 import { promisify } from 'node:util';
 import type { GatewayConfig, TokenConfig } from '../gateway.ts';
@@ -138,6 +138,10 @@ suite('config', SIDE_BY_SIDE, () => {
     # In JSON nobody quotes a secret by mistake.
     @ {"secret":"X"} → | for: \"${SECRET}\", {${SECRET}}, ${SECRET};${OTHER}, ${SECRET} ${OTHER}, of-16-characters
     @ {"secret":"X"} → tokens.test.secret: is the path of a file | for: ${process.execPath}
+    @ {"secret":"X"} → tokens.test.secret: is the path of a file | for: ./package-lock.json, ../${
+      basename(process.cwd())
+    }/package.json
+    @ {"secret":"X"} → | for: package-lock.json, ./no-such-file-here
     @ {"secret":"X"} → tokens.test.secret: starts or ends with white space | for:  ${SECRET}, ${SECRET} , \u00a0${SECRET}
     {"tokens":{"a":{"secretFile":"/no/such/file"}}} → tokens.a.secretFile: /no/such/file ${MISSING}
     {"tokens":{"a":{"secret":"${SECRET}"},"b":{"secret":"${SECRET}"}}} → tokens: "a" and "b" have the same secret
@@ -236,6 +240,9 @@ suite('config', SIDE_BY_SIDE, () => {
     env {${API},"GATEWAY_AUTH_ANONYMOUS":"1","GATEWAY_LOG_FORMAT":"xml"} → GATEWAY_AUTH_ANONYMOUS: "1" is not true or false | GATEWAY_LOG_FORMAT: "xml" is not text or json
     # What may be a secret is not shown as a path: its first folder is not there.
     env {"GATEWAY_TOKENS_FILE":"DIR"} → GATEWAY_TOKENS_FILE: DIR cannot be read${BY_USER} (EISDIR)
+    env {"GATEWAY_TOKENS_FILE":"X"} → GATEWAY_TOKENS_FILE: the file cannot be read${BY_USER} (ENAMETOOLONG); this looks like what the file holds: name the file | for: ${
+      'x'.repeat(300)
+    }
     env {"GATEWAY_TOKENS_FILE":"X"} → GATEWAY_TOKENS_FILE: X ${MISSING} | for: DIR/none, /no/such, DIR/no-folder/x
     env {"GATEWAY_TOKENS_FILE":"X"} → GATEWAY_TOKENS_FILE: ${cwd}/X ${MISSING} | for: is-not-here, docs/is-not-here-at-all
     env {"GATEWAY_TOKENS_FILE":"X"} → GATEWAY_TOKENS_FILE: the file ${MISSING} | for: /no-folder-anywhere/tokens, /${SECRET}

@@ -416,6 +416,16 @@ suite('connections', SIDE_BY_SIDE, () => {
 });
 
 suite('connecting', SIDE_BY_SIDE, () => {
+  test('the time to connect does not count on a kept connection', async (t) => {
+    const { backend, finish, gateway } = await startHolding(t, {}, { connectTimeoutMs: 100 });
+    assert.equal((await ask(gateway, { path: '/v1/about', headers: BEARER })).status, 200);
+    const kept = ask(gateway, { path: '/v1/about?hang', headers: BEARER });
+    await until(() => backend.seen.length === 2);
+    await pass(300);
+    finish();
+    assert.equal(outcomeOf(await kept), '200');
+  });
+
   test('an error thrown while connecting is backend_unreachable with its own name and advice, and does not shut the gate', async (t) => {
     const server = https.createServer(
       CERTS[0],

@@ -4,16 +4,16 @@ import { randomBytes } from 'node:crypto';
 import http from 'node:http';
 import { suite } from 'node:test';
 import { isDeepStrictEqual } from 'node:util';
-import { jsonIn } from './answers.ts';
+import { jsonIn, outcomeOf } from './answers.ts';
 import { assert, linesOf, requests, until } from './assertions.ts';
 import { type Handler, serve, startBackend } from './backend.ts';
 import { type Ask, ask } from './client.ts';
 import { tokens } from './configs.ts';
-import { fileWith } from './files.ts';
+import { fileWith, importChanged } from './files.ts';
 import { CALLS } from './gateway.ts';
 import { SIDE_BY_SIDE, test, type TestContext } from './guard.ts';
 import { answerAll, send, settled, startHeld } from './held.ts';
-import { BEARER, FROM, GROUP, INTERNAL_ID, OTHER, SECRET, STRANGER, THIRD, TO } from './samples.ts';
+import { BEARER, FROM, GROUP, INTERNAL_ID, MIB, OTHER, SECRET, STRANGER, THIRD, TO } from './samples.ts';
 import { type Both, cli, startGateway, startProcess } from './start.ts';
 
 interface JsonError {
@@ -344,6 +344,7 @@ suite('daemon', SIDE_BY_SIDE, () => {
       [{ ...SEND, [`;base64,${long}`]: TO }, '400 bad_field'],
       [{ ...SEND, attachment: `data:a/b;base64,${long}!` }, '400 bad_field'],
       [{ ...SEND, Message: 'x' }, '400 bad_field'],
+      [{ ...SEND, attachment: `data:a/b;base64,=AAA${long}` }, '400 bad_field'],
       [{ ...SEND, attachment: `data:a/b;base64,${long}A` }, '400 bad_field'],
       [{ ...SEND, attachment: `/etc/hosts;base64,${long}` }, '400 bad_field'],
       [{ ...SEND, attachment: `data:a/b;base64,${long}`, recipients: STRANGER }, '400 bad_field'],
@@ -367,6 +368,49 @@ suite('daemon', SIDE_BY_SIDE, () => {
     assert.equal(both.backend.seen.length, 1);
   });
 
+  test('a call of 10 MiB, and one of 1 MiB without data, pass, and with one byte more they are 413; short data is no data', async (t) => {
+    const { gateway } = await startDaemon(t, { ...LISTED, allow: ['send'] });
+    const sized = (bytes: number, params: object): Ask => {
+      const call = (message: string) => callOf('send', { ...SEND, ...params, message });
+      return call('x'.repeat(bytes - String(call('').body).length));
+    };
+    const attachment = `data:a/b;base64,${'A'.repeat(9.5 * MIB)}`;
+    for (const [bytes, params] of [[MIB, {}], [10 * MIB, { attachment }]] as const) {
+      assert.equal((await ask(gateway, sized(bytes, params))).status, 200);
+      assert.equal(outcomeOf(await ask(gateway, sized(bytes + 1, params))), '413 body_too_large');
+    }
+    const many = callOf('send', { ...SEND, message: ';base64,A'.repeat(100_000) });
+    assert.equal((await ask(gateway, many)).status, 200);
+  });
+
+  test('a parameter in another case is told with its spelling', async (t) => {
+    const { gateway } = await startDaemon(t, { ...LISTED, allow: ['send'] });
+    const rows = [['Message', ' must be spelled "message"'], ['GROUPID', ' must be spelled "groupId"'], [
+      'invented',
+      ' is unknown to',
+    ]];
+    for (const [name, words] of rows) {
+      const { json } = await ask(gateway, callOf('send', { ...SEND, [name!]: 'x' }));
+      const { message } = json.error as unknown as JsonError;
+      assert.ok(message.includes(`"${name}"${words}`), message);
+    }
+  });
+
+  test('the marker of data that was taken out is a new one for each call', async (t) => {
+    const changed = await importChanged(t, [
+      'const taken: string[] = [];',
+      (text) => `${text} Object.assign(globalThis, { lastMarker: marker });`,
+    ]);
+    const backend = await startBackend(t, DAEMON);
+    const gateway = await startGateway(t, backend, tokens({ allow: ['info'] }), {}, changed.createGateway);
+    const markerOf = async () => {
+      await ask(gateway, callOf('version', {}));
+      return (globalThis as { lastMarker?: string }).lastMarker!;
+    };
+    const [first, second] = [await markerOf(), await markerOf()];
+    assert.ok(first.length === 24 && second.length === 24 && first !== second, `${first} ${second}`);
+  });
+
   test('a batch, no object and a second reading of keys are refused; the last of two keys is checked and sent', async (t) => {
     const both = await startDaemon(t, { allow: ['send', 'info'], ...LISTED });
     const call = callOf('send', SEND).body as string;
@@ -382,12 +426,15 @@ suite('daemon', SIDE_BY_SIDE, () => {
         '{}',
         String.raw`{"method":"send","params":{"a\\":1}}`,
         '{"method":"version","id":12345678901234567890}',
+        '{"method":"version","id":-12345678901234567890}',
       ]
     ) {
       const { status } = await ask(both.gateway, { ...callOf('send', SEND), body });
       assert.ok(status === 400 || status === 403, `${status} ${body}`);
     }
     assert.equal(both.backend.connections, 0);
+    const batch = await ask(both.gateway, { ...callOf('send', SEND), body: ` \n[${call}]` });
+    assert.match(String((batch.json.error as unknown as JsonError).message), /A batch of calls is not accepted/);
     const bad = `{"method":"send","params":{"account":"${FROM}","recipient":"${TO}","recipient":"${STRANGER}"},"id":1}`;
     assert.equal((await ask(both.gateway, { ...callOf('send', SEND), body: bad })).status, 403);
     assert.equal(both.backend.connections, 0);
@@ -504,6 +551,14 @@ suite('daemon', SIDE_BY_SIDE, () => {
     for (const query of [`account=${own}`, `%61ccount=${own}`, `account=${FROM}`]) {
       assert.equal((await ask(both.gateway, { path: `/api/v1/events?${query}`, headers: BEARER })).status, 200);
       assert.equal(both.backend.seen.at(-1)!.url, `/api/v1/events?account=${own}`);
+    }
+  });
+
+  test('of a query that names an account, only the plus of a phone number is restored', async (t) => {
+    const { backend, gateway } = await startDaemon(t, { allow: ['receive'] });
+    for (const query of ['account=+x', 'account=a+5']) {
+      assert.equal((await ask(gateway, { path: `/api/v1/events?${query}`, headers: BEARER })).status, 200);
+      assert.equal(backend.seen.at(-1)!.url, `/api/v1/events?${query}`);
     }
   });
 });

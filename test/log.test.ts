@@ -123,6 +123,8 @@ suite('log', SIDE_BY_SIDE, () => {
       /^\S+Z warn {2}status=400 code=bad_json method=POST route=\/v2\/send token=other client=127\.0\.0\.1 auth=bearer detail="The body is not a JSON object: it ends before the object is complete, at byte 5\." ms=\d+ bytesIn=5 bytesOut=\d+ requestId=[\w-]{36}$/,
     ];
     for (const [i, line] of lines.entries()) assert.match(gateway.log[i]!, line);
+    await ask(gateway, { path: '/v1/about', method: 'HEAD', headers: BEARER });
+    assert.match(gateway.log[3]!, / method=HEAD .* ms=\d+ requestId=/);
     const { log } = await startGateway(t, backend, { ...NO_TOKENS, log: { format: 'text' } });
     assert.match(
       log[0]!,
@@ -159,6 +161,12 @@ suite('log', SIDE_BY_SIDE, () => {
     POST / | {} → 404 unknown_endpoint | detail=The address has no path; to send a message, POST to /v2/send.
     POST /signal/v2/send | {} → 404 unknown_endpoint | detail=The address has a path before /v2/send; remove it.
     POST /none | {} → 404 unknown_endpoint | detail=undefined
+    ${
+    ['receive', 'groups', 'contacts', 'identities'].map((name) =>
+      `GET /v1/${name} | @ {"allow":["setup"]} → 404 unknown_endpoint | detail=The account follows, as in /v1/receive/NUMBER.`
+    )
+  }
+    GET /x/v1/receive → 404 unknown_endpoint | detail=undefined ;; GET /v1/receives → 404 unknown_endpoint | detail=undefined
     # To the client, what a setup route is called is not told.
     POST /v1/register/${FROM} → 403 setup_blocked | "do it directly on the backend."," | detail=Account setup is blocked here; do it directly on the backend, or name it in "allow": "POST /v1/register/:number".
     POST /v1/register/${FROM}/new → 403 setup_blocked | detail=undefined
@@ -190,7 +198,8 @@ ${
     {"private":"x"} → 400 bad_field | "top-level keys are \"private\"" | detail=The token's template finds nothing in this body; correct its names. The response lists the body's top-level keys.
     [{"text":"x"}] | Content-Type: application/json → 400 bad_json | detail=${NO_LIST}
     [{"text":"x"}] → 400 bad_json | detail=${NO_LIST}
-    {"text":"x","Recipients ":"x"} → 400 bad_field | "The field \"Recipients \" must be spelled \"recipients\"." | detail=The field "recipients" must be spelled "recipients".`;
+    {"text":"x","Recipients ":"x"} → 400 bad_field | "The field \"Recipients \" must be spelled \"recipients\"." | detail=The field "recipients" must be spelled "recipients".
+    {"text":"x","recipient":"${TO}"} → 400 bad_field | detail=The field "recipient" is not a field of a send; a send has "number", "recipients" and "base64_attachments".`;
 
   test("the backend's own refusals and failures have a sentence in the log, at once under a flood, without its words", async (t) => {
     const answers: [status: number, text: string][] = [];

@@ -102,7 +102,11 @@ suite('the package for Debian', SIDE_BY_SIDE, () => {
    * Runs the command with the paths of a folder, and programs there that note how they are called. What systemd-run is
    * told to run does run, as systemd starts it: "$$" is a "$", and there are no other variables than those of the unit.
    */
-  async function runCommand(dir: string, args: string[], { uid = 0, env = '', input = '', code = 0, state = '' } = {}) {
+  async function runCommand(
+    dir: string,
+    args: string[],
+    { uid = 0, env = '', input = '', code = 0, state = '', systemd = dir } = {},
+  ) {
     const bin = join(dir, 'bin');
     await mkdir(bin, { recursive: true });
     const calls = join(dir, 'calls');
@@ -110,26 +114,44 @@ suite('the package for Debian', SIDE_BY_SIDE, () => {
     const program = (name: string, body = '') =>
       writeFile(join(bin, name), `#!/bin/bash\nprintf '%s\\n' "${name} $*" >> ${calls}\n${body}\n`, { mode: 0o755 });
     await program('chgrp');
-    await program('systemd-run', `while [[ $1 == --* ]]; do shift; done\nexec env -i ${env} "\${@//\\$\\$/$}"`);
-    await program('node', `printf '%s\\n' "$@"; env | grep ^GATEWAY_ | sort\ncat; exit ${code}`);
-    await program('ss', `echo 'LISTEN 0 511 *:8880 *:* users:(("node",pid=123,fd=18))'`);
+    await program(
+      'systemd-run', // a "$" alone would be expanded
+      `while [[ $1 == --* ]]; do shift; done
+      words=()
+      for word in "$@"; do
+        [[ "\${word//\\$\\$/}" != *\\$* ]] || exit 99
+        words+=("\${word//\\$\\$/$}")
+      done
+      exec env -i ${env} "\${words[@]}"`,
+    );
+    await program(
+      'node',
+      `printf '%s\\n' "$@"; env | grep ^GATEWAY_ | sort\ncat\n${
+        state === 'interrupted' ? 'kill -TERM $PPID' : ''
+      }\nexit ${code}`,
+    );
+    await program('sleep');
+    await program(
+      'ss',
+      `[ "${state}" != slow ] || [ $(grep -c ^ss ${calls}) = 3 ] && echo 'LISTEN 0 511 *:8880 *:* users:(("node",pid=123,fd=18))'`,
+    );
     await program(
       'systemctl',
       `case "$*" in
         cat*) cat ${join(HERE, 'packaging/signal-gateway.service')} ;;
         show*) echo ${state === 'starting' ? 12 : 123} ;;
         *is-enabled*) [ "${state}" != disabled ] ;;
-        *is-active*) [ "${state}" = active ] ;;
+        *is-active*) [ "${state}" = active ] || { [ "${state}" = slow ] && grep -q ' start ' ${calls}; } ;;
       esac`,
     );
     await writeFile(join(bin, 'id'), `#!/bin/sh\necho ${uid}\n`, { mode: 0o755 });
     const text = read('packaging/signal-gateway').replaceAll('/etc/signal-gateway', dir)
       .replaceAll('/usr/bin/node', join(bin, 'node')).replaceAll('/usr/share/signal-gateway/', '')
-      .replace('/run/systemd/system', dir);
+      .replace('/run/systemd/system', systemd);
     await writeFile(join(dir, 'command'), text, { mode: 0o755 });
     const { status, stdout, stderr } = spawnSync(join(dir, 'command'), args, {
       cwd: dir,
-      env: { PATH: `${bin}:${process.env.PATH}`, GATEWAY_LISTEN: 'of the caller' },
+      env: { PATH: `${bin}:${process.env.PATH}`, GATEWAY_LISTEN: 'of the caller', LC_ALL: 'C.UTF-8' },
       encoding: 'utf8',
       input,
     });
@@ -178,6 +200,9 @@ suite('the package for Debian', SIDE_BY_SIDE, () => {
       [read('packaging/environment')],
       ['# a "b\n;c\n  # d\n\t\n\r\nGATEWAY_LISTEN=:8880\n \tGATEWAY_CORS\t= x \\\n y \\\n# z\r\nX=1\\\\\nexport'],
       ['GATEWAY_TOKENS="home=a,\nphone: b"\nGATEWAY_CORS=\'it"s\''],
+      ['A="x\n# "\nB', '3 is not NAME=VALUE'],
+      ['A="x\ny\nz"\nB', '4 is not NAME=VALUE'],
+      ['A=x \\\n# z\nB', '3 is not NAME=VALUE'],
       ['export GATEWAY_LISTEN=:1', '1 is not NAME=VALUE'],
       ['- A=1\nB: 2\nC\nD-E=3\n1F=4', ...[1, 2, 3, 4, 5].map((line) => `${line} is not NAME=VALUE`)],
       ['\uFEFFGATEWAY_LISTEN=:1\nX', '1 begins with an invisible byte order mark', '2 is not NAME=VALUE'],
@@ -231,10 +256,16 @@ suite('the package for Debian', SIDE_BY_SIDE, () => {
     const stuck = await runCommand(dir, ['add', 'home'], { env, state: 'starting' });
     assert.equal(stuck.status, 1);
     assert.match(stuck.stderr, /^signal-gateway: the service does not listen: .* shows why\n$/);
+    assert.equal(stuck.calls.filter((line) => line.startsWith('ss ')).length, 1, 'it is not waited for');
+    const slow = await runCommand(dir, ['add', 'home'], { env, state: 'slow' });
+    const look = ['systemctl show --property=MainPID --value signal-gateway', 'ss -Hltnp'];
+    const pause = ['systemctl --quiet is-active signal-gateway', 'sleep 0.3'];
+    assert.deepEqual([slow.status, slow.calls.slice(-10)], [0, [...look, ...pause, ...look, ...pause, ...look]]);
     for (
       const [args, state] of [[['add', 'x'], 'disabled'], [['add', 'x'], 'active'], [['remove', 'x'], '']] as const
     ) {
-      const { status, stderr, calls } = await runCommand(dir, [...args], { env, state });
+      const { status, stderr, calls, run } = await runCommand(dir, [...args], { env, state });
+      assert.doesNotMatch(run, /User=/);
       assert.deepEqual([status, stderr, calls.filter((line) => line.includes(' start '))], [0, '', []], state);
     }
   });
@@ -248,6 +279,39 @@ suite('the package for Debian', SIDE_BY_SIDE, () => {
       const { status, calls } = await runCommand(dir, args, { uid: 1000 });
       assert.deepEqual([status, calls], [0, [`node gateway.mjs ${args.join(' ')}`]]);
     }
+  });
+
+  test('its command needs systemd, and a signal that ends it ends what systemd runs', async (t) => {
+    const dir = folder(t);
+    const none = await runCommand(dir, ['--check'], { systemd: '/no/such/folder' });
+    assert.deepEqual([none.status, none.calls], [1, []]);
+    assert.match(none.stderr, /systemd, which reads its variables, does not run here\n$/);
+    const { run, calls } = await runCommand(dir, ['--check'], { state: 'interrupted' });
+    const [, unit] = /--unit=(\S+)/.exec(run)!;
+    assert.equal(calls.at(-1), `systemctl stop ${unit}`);
+  });
+
+  test('its service is started if there is a file or a variable with tokens, and otherwise says what makes one', async (t) => {
+    const file = join(folder(t), 'gateway.json');
+    const unit = read('packaging/signal-gateway.service');
+    const [, condition = ''] = /^ExecCondition=\/bin\/sh -c '(.*)'$/m.exec(unit)!;
+    const starts = (env: NodeJS.ProcessEnv = {}): [number | null, string] => {
+      const all = { PATH: process.env.PATH, GATEWAY_CONFIG: file, ...env };
+      const { status, stdout } = spawnSync('sh', ['-c', condition.replaceAll('$$', '$')], {
+        env: all,
+        encoding: 'utf8',
+      });
+      return [status, stdout];
+    };
+    const advice = `There is no token yet: sudo signal-gateway add NAME RECIPIENT makes one, in ${file}\n`;
+    assert.deepEqual(starts(), [1, advice]);
+    assert.deepEqual(starts({ GATEWAY_TOKENS: 'x' }), [0, '']);
+    assert.deepEqual(starts({ GATEWAY_TOKENS_FILE: 'x' }), [0, '']);
+    await writeFile(file, '{}');
+    assert.deepEqual(starts(), [0, '']);
+    assert.match(unit, /^Wants=(network-online\.target time-sync\.target)\nAfter=\1$/m);
+    assert.match(unit, /^SyslogIdentifier=signal-gateway$/m);
+    assert.match(unit, /^RestartPreventExitStatus=2$/m);
   });
 
   test('its variables keep the bytes of 1.0.0, because otherwise an upgrade asks whoever has changed them', () => {

@@ -117,6 +117,21 @@ suite('requests', SIDE_BY_SIDE, () => {
     }
   });
 
+  test('attack: fill the memory with targets; only the path of a route without parameters is kept', async (t) => {
+    const changed = await importChanged(t, ['const PLAIN_TARGETS', (text) => `export ${text}`]);
+    const { createGateway, PLAIN_TARGETS } = changed as typeof changed & { PLAIN_TARGETS: Map<string, unknown> };
+    const gateway = await startGateway(t, await startBackend(t), {}, {}, createGateway);
+    const targets = ['', '?a=1', '?', '/'].map((end) => `/v1/about${end}`);
+    for (const path of [...targets, `/v1/receive/${FROM}`, '/none', '//v1/about', `/@auth=${SECRET}/v1/about`]) {
+      await ask(gateway, { path, headers: BEARER });
+    }
+    assert.deepEqual([...PLAIN_TARGETS.keys()], ['GET /v1/about']);
+  });
+
+  table('the name of a header as the value of another is no header', { allow: ['info'] })`
+    * bearer | GET /v1/about → 200
+    X-Note: host ;; X-Note: authorization ;; X-Note: cookie`;
+
   test('no more of an upload is read than the backend accepts', async (t) => {
     let taken = 0;
     const total = 40 * MIB;
