@@ -6482,6 +6482,11 @@ const READ_HINTS: Hints = [
 /** The files from which the command line's settings were last read, and the stamp of each at that time. */
 const FILES_READ = new Map<string, string>();
 
+/** Whether there is something at a path, as far as this process may see. On Deno `existsSync` needs a permission. */
+function canBeSeen(path: string) {
+  return /^\d/.test(stampOf(path)); // an inode, not the reason of a failure
+}
+
 /** A text that changes when a file changes, is replaced, or can no longer be read. */
 function stampOf(path: string) {
   try {
@@ -6505,7 +6510,7 @@ function refuseReplaced() {
 
 /** Shows a path. A long one is shown only if its first folder exists, because it may be a secret that contains "/". */
 function showPath(path: string) {
-  return path.length < SECRET_MIN_LENGTH || /^\d/.test(stampOf(path.replace(/(?<=[^/])\/.*/s, ''))) ? path : 'the file';
+  return path.length < SECRET_MIN_LENGTH || canBeSeen(path.replace(/(?<=[^/])\/.*/s, '')) ? path : 'the file';
 }
 
 /** Certificate and key for node:https, if the settings have both. */
@@ -6718,7 +6723,7 @@ function readSecret(secret: unknown) {
   ensure(!/^\s|\s$/.test(secret), 'starts or ends with white space');
   // Of the secrets that openssl makes in base64, one in 64 begins with a slash.
   ensure(
-    !/^[./]/.test(secret) || !/^\d/.test(stampOf(secret)),
+    !/^[./]/.test(secret) || !canBeSeen(secret),
     'is the path of a file: name it as "secretFile", or in GATEWAY_TOKENS_FILE',
   );
   ensure(
@@ -7347,7 +7352,8 @@ async function askForList<T>(settings: Settings, path: string, isEntry: (entry: 
   const sentence = `the backend ${name} answers GET ${path} with ${status}`;
   if (status !== 200) {
     const whole = `${sentence}: ${showAnswer(text)}`;
-    throw new Failure(`${whole}${hintForAnswer(status, text, whole)}`);
+    const daemon = "; signal-cli's daemon cannot be asked: give --from NUMBER and recipients";
+    throw new Failure(`${whole}${hintForAnswer(status, text, whole)}${status === 404 ? daemon : ''}`);
   }
   const list = parseAnswer(text) ?? [];
   if (Array.isArray(list) && list.every(isEntry)) return list;
@@ -7389,7 +7395,6 @@ const ASK_HINTS: Hints = [
   [/timeout|timed out/i, "check the backend's log, or correct its address"],
   [/status 50[234]/, 'start the backend: a proxy in front of it answers'],
   [/status 401/, 'put the right USER:PASSWORD@ into backend.url'],
-  [/status 404/, "correct backend.url; signal-cli's daemon cannot be asked: give --from NUMBER and recipients"],
   [/./, 'correct backend.url: something else listens there'],
 ];
 

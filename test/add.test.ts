@@ -497,7 +497,7 @@ suite('add', SIDE_BY_SIDE, () => {
       [
         [404, '404 page not found'],
         1,
-        "with 404: 404 page not found; correct backend.url; signal-cli's daemon cannot be asked: give --from NUMBER",
+        "with 404: 404 page not found; correct backend.url: something else listens there; signal-cli's daemon cannot be asked: give --from NUMBER",
       ],
       [[301, 'x'], 1, 'with 301: x; correct backend.url'],
       [[401, 'x'], 1, 'with 401: x; put the right USER:PASSWORD@ into backend.url'],
