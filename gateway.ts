@@ -4084,6 +4084,7 @@ function takeData(content: Buffer) {
     const index = taken.push(data.slice(0, takenLength)) - 1;
     return `;base64,${marker}${String(index).padStart(8, '0')}${data.slice(takenLength)}`;
   });
+  if (taken.length === 0) return { rest: content, restore: (text: string) => text }; // as most calls
   const markers = new RegExp(`${marker}(\\d{8})`, 'g');
   const restore = (text: string) => text.replace(markers, (_, index) => taken[Number(index)]!);
   return { rest: Buffer.from(rest, 'latin1'), restore };
